@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-__all__ = ["GEMMA2", "GGUF", "GGUF_PERMUTED", "LLAMA", "MIXTRAL", "PHI3", "QWEN3_MOE", "Names"]
+__all__ = ["GEMMA2", "GGUF", "GGUF_PERMUTED", "GPT_OSS", "LLAMA", "MIXTRAL", "PHI3", "QWEN3_MOE", "Names"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +29,9 @@ class Names:
     k_norm: str
     sinks: str
     router: str = ""
-    expert_gate_up: tuple[str, ...] = ()  # with {e}: a tensor an expert; without: [experts, out, in]
+    expert_gate_up: tuple[str, ...] = ()  # with {e}: a tensor an expert; without: all experts in one
     expert_down: str = ""
+    gate_up_rows_alternate: bool = False  # fused expert rows are gate 0, up 0, gate 1, up 1, …
     qk_interleaved: bool = False  # q and k rows are stored for interleaved rope
 
 
@@ -67,6 +68,13 @@ MIXTRAL = replace(
     router="layers.{i}.block_sparse_moe.gate",
     expert_gate_up=("layers.{i}.block_sparse_moe.experts.{e}.w1", "layers.{i}.block_sparse_moe.experts.{e}.w3"),
     expert_down="layers.{i}.block_sparse_moe.experts.{e}.w2",
+)
+GPT_OSS = replace(
+    LLAMA,
+    router="layers.{i}.mlp.router",
+    expert_gate_up=("layers.{i}.mlp.experts.gate_up_proj",),
+    expert_down="layers.{i}.mlp.experts.down_proj",
+    gate_up_rows_alternate=True,
 )
 GGUF = Names(
     embed="token_embd",

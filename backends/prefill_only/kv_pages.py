@@ -1,0 +1,65 @@
+"""The memory that holds keys and values: one address space of pages for the prefix pool and for running passes.
+
+A pool page exists once a layer, because a cached prefix needs the KV of all layers. A scratch page exists once: a pass
+overwrites it layer by layer, since only the current layer's KV is ever read. Both live in one tensor, so that attention
+sees a single page table:
+
+    address of pool page p in layer l   = l · pool_pages + p
+    address of scratch page s           = num_layers · pool_pages + s
+
+Which prefix lies in which pool page is the scheduler's prefix index's business, not this module's.
+"""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["KvPages"]
+
+
+class KvPages:
+    """K and V, each ``[num_layers · pool_pages + scratch_pages, page_tokens, num_kv_heads, head_dim]``.
+
+    On a CPU the memory is committed by the operating system as pages are first written, so an unused pool costs
+    address space alone.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_tokens: int,
+        pool_pages: int,
+        scratch_pages: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        shape = (num_layers * pool_pages + scratch_pages, page_tokens, num_kv_heads, head_dim)
+        self.k = torch.empty(shape, dtype=dtype, device=device)
+        self.v = torch.empty(shape, dtype=dtype, device=device)
+        self.page_tokens = page_tokens
+        self.pool_pages = pool_pages
+        self.scratch_pages = scratch_pages
+        self.scratch_base = num_layers * pool_pages
+        # Popped from the end: low addresses first, so that a lightly used server touches little memory.
+        self._free = list(range(self.scratch_base + scratch_pages - 1, self.scratch_base - 1, -1))
+
+    @property
+    def free_scratch_pages(self) -> int:
+        return len(self._free)
+
+    def take_scratch(self, count: int) -> list[int]:
+        """``count`` scratch addresses. Raises MemoryError when fewer are free."""
+        if count > len(self._free):
+            raise MemoryError(f"{count} KV scratch pages wanted, {len(self._free)} free")
+        if count == 0:
+            return []
+        taken = self._free[-count:]
+        del self._free[-count:]
+        taken.reverse()
+        return taken
+
+    def give_back(self, addresses: list[int]) -> None:
+        self._free.extend(reversed(addresses))

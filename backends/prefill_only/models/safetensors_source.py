@@ -1,0 +1,146 @@
+"""Directories of safetensors files, memory-mapped.
+
+The format is a header length, a JSON header and raw tensors (https://github.com/huggingface/safetensors). It is read
+here, not by the safetensors package, so that pages can be given back once their tensor is copied: mapped pages count as
+resident, and a checkpoint that stays mapped while it is copied takes twice its size.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from backends.prefill_only.models.source import CheckpointError, TensorSource
+
+__all__ = ["SafetensorsSource", "safetensors_files"]
+
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_COPY_ELEMENTS = 8 << 20  # copied, then given back
+
+
+class _Stored(NamedTuple):
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int  # bytes from the start of the file
+    stop: int
+
+
+class SafetensorsSource(TensorSource):
+    """All tensors of a sharded or single-file checkpoint. Raises :class:`CheckpointError` for a broken one."""
+
+    def __init__(self, directory: Path) -> None:
+        self._maps: dict[Path, mmap.mmap] = {}
+        self._tensors: dict[str, _Stored] = {}
+        for file in safetensors_files(directory):
+            self._tensors.update(_read_header(file))
+
+    def names(self) -> set[str]:
+        return set(self._tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._tensors[name].shape
+
+    def dtype(self, name: str) -> torch.dtype:
+        stored = self._tensors[name]
+        try:
+            return _DTYPES[stored.dtype]
+        except KeyError:
+            raise CheckpointError(f"tensor {name!r} in {stored.file} has unknown type {stored.dtype}") from None
+
+    def read(self, name: str, out: torch.Tensor) -> None:
+        stored, dtype = self._tensors[name], self.dtype(name)
+        mapped = self._map(stored.file)
+        if out.dim() == 0 or out.shape[0] == 0:
+            if out.numel():
+                out.copy_(torch.frombuffer(mapped, dtype=dtype, count=1, offset=stored.start).view(()))
+            return
+        row_elements = out[0].numel()
+        rows_at_once = max(1, _COPY_ELEMENTS // max(row_elements, 1))
+        for first in range(0, out.shape[0], rows_at_once):
+            target = out[first : first + rows_at_once]
+            start = stored.start + first * row_elements * dtype.itemsize
+            part = torch.frombuffer(mapped, dtype=dtype, count=target.numel(), offset=start)
+            target.copy_(part.view(target.shape))
+            _give_back(mapped, start, start + target.numel() * dtype.itemsize)
+
+    def close(self) -> None:
+        self._maps.clear()  # unmapped with the last tensor that views them
+
+    def _map(self, file: Path) -> mmap.mmap:
+        if file not in self._maps:
+            with file.open("rb") as handle:
+                # A private map: torch wants writable buffers, and nothing is ever written.
+                self._maps[file] = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_COPY)
+        return self._maps[file]
+
+
+def safetensors_files(directory: Path) -> list[Path]:
+    """The checkpoint's files, by its index if it has one. Raises :class:`CheckpointError` if there are none."""
+    index = directory / _INDEX
+    if index.exists():
+        shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        missing = [shard for shard in shards if not (directory / shard).exists()]
+        if missing:
+            raise CheckpointError(f"{directory} lacks {', '.join(missing)}, which {_INDEX} names")
+        return [directory / shard for shard in shards]
+    if (directory / _SINGLE).exists():
+        return [directory / _SINGLE]
+    found = sorted(directory.glob("*.safetensors"))
+    if not found:
+        raise CheckpointError(f"{directory} has no .safetensors files (other weight formats are not read)")
+    return found
+
+
+def _read_header(file: Path) -> dict[str, _Stored]:
+    size = file.stat().st_size
+    try:
+        with file.open("rb") as handle:
+            (length,) = struct.unpack("<Q", handle.read(8))
+            if length > size - 8:
+                raise ValueError("the header is longer than the file")
+            header = json.loads(handle.read(length))
+        begin = 8 + length
+        tensors = {
+            name: _Stored(
+                file, item["dtype"], tuple(item["shape"]), begin + item["data_offsets"][0], begin + item["data_offsets"][1]
+            )
+            for name, item in header.items()
+            if name != "__metadata__"
+        }
+    except (ValueError, KeyError, struct.error) as error:
+        raise CheckpointError(f"{file} cannot be read as safetensors: {error}") from error
+    if any(tensor.stop > size for tensor in tensors.values()):
+        raise CheckpointError(f"{file} is shorter than its header says: is the download complete?")
+    return tensors
+
+
+def _give_back(mapped: mmap.mmap, start: int, stop: int) -> None:
+    """Drops whole pages of the range from this process; they are read again if they are needed again."""
+    if not hasattr(mapped, "madvise"):
+        return
+    first = start // mmap.PAGESIZE * mmap.PAGESIZE
+    last = stop // mmap.PAGESIZE * mmap.PAGESIZE
+    if last > first:
+        mapped.madvise(mmap.MADV_DONTNEED, first, last - first)

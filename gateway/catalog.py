@@ -1,0 +1,133 @@
+"""Which backends there are and which models they serve. Finds backends by entry point; imports none by name."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from backends.base import (
+    Backend,
+    BackendError,
+    BackendFactory,
+    ModelInfo,
+    PrefillBackend,
+    ProxyBackend,
+    ProxyRequest,
+    Tokenizer,
+)
+from gateway.settings import Settings, SettingsError
+
+__all__ = ["Catalog", "Served", "load_backends"]
+
+ENTRY_POINT_GROUP = "onepass.backends"
+_UPSTREAM = "upstream"  # the one backend that is left out when its variable is unset
+_UPSTREAM_MODELS_TTL_S = 30.0
+_UPSTREAM_MODELS_TIMEOUT_S = 2.0
+
+log = logging.getLogger("onepass.gateway")
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A local model and the backend that computes it."""
+
+    backend: PrefillBackend
+    info: ModelInfo
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.backend.tokenizer(self.info.id)
+
+
+def load_backends(settings: Settings, env: Mapping[str, str]) -> list[Backend]:
+    """Calls the factories that ``ONEPASS_BACKENDS`` names, in order. Raises SettingsError with a one-line message."""
+    found = {point.name: point for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)}
+    backends: list[Backend] = []
+    for name in settings.backends:
+        if name == _UPSTREAM and not settings.upstream_configured:
+            continue
+        if name not in found:
+            known = ", ".join(sorted(found)) or "none"
+            hint = "install the distribution first (pip install -e .)" if not found else f"installed ones: {known}"
+            raise SettingsError(f"ONEPASS_BACKENDS names {name!r}, which no installed package provides; {hint}")
+        try:
+            factory: BackendFactory = found[name].load()
+            backend = factory(env)
+        except (BackendError, ValueError, ImportError, OSError) as exc:
+            raise SettingsError(f"backend {name!r}: {_one_line(exc)}") from exc
+        if not isinstance(backend, PrefillBackend | ProxyBackend):
+            raise SettingsError(f"backend {name!r} is neither a PrefillBackend nor a ProxyBackend")
+        backends.append(backend)
+    if not backends:
+        raise SettingsError("ONEPASS_BACKENDS leaves no backend to serve with")
+    return backends
+
+
+def _one_line(exc: BaseException) -> str:
+    return " ".join(str(exc).split()) or type(exc).__name__
+
+
+class Catalog:
+    """Looks models up by name. ``clock`` returns monotonic seconds and ages the upstream's model list."""
+
+    def __init__(self, backends: Iterable[Backend], clock: Callable[[], float] = time.monotonic) -> None:
+        self.backends = list(backends)
+        self.local = [b for b in self.backends if isinstance(b, PrefillBackend)]
+        self.upstream = next((b for b in self.backends if isinstance(b, ProxyBackend)), None)
+        self._by_name: dict[str, Served] = {}
+        self.models: list[Served] = []
+        for backend in self.local:
+            for info in backend.models():
+                served = Served(backend, info)
+                self.models.append(served)
+                for name in (info.id, *info.aliases):
+                    self._by_name.setdefault(name, served)
+        self.names = frozenset(self._by_name)
+        self._clock = clock
+        self._upstream_models: list[dict[str, Any]] = []
+        self._upstream_read_at = float("-inf")
+        self._upstream_lock = asyncio.Lock()
+
+    def find(self, name: str | None) -> Served | None:
+        """An absent name means the first local model."""
+        if name is None:
+            return self.models[0] if self.models else None
+        return self._by_name.get(name)
+
+    async def upstream_models(self) -> list[dict[str, Any]]:
+        """The upstream's own ``/v1/models`` entries, at most 30 s old; empty when there is none or it does not say."""
+        if self.upstream is None:
+            return []
+        async with self._upstream_lock:
+            if self._clock() - self._upstream_read_at > _UPSTREAM_MODELS_TTL_S:
+                try:
+                    async with asyncio.timeout(_UPSTREAM_MODELS_TIMEOUT_S):
+                        self._upstream_models = await self._read_upstream_models(self.upstream)
+                except (BackendError, TimeoutError, msgspec.DecodeError) as exc:
+                    log.info("the upstream's model list is not available: %s", _one_line(exc))
+                    self._upstream_models = []
+                self._upstream_read_at = self._clock()
+        return self._upstream_models
+
+    async def upstream_serves(self, name: str) -> bool:
+        return any(model["id"] == name for model in await self.upstream_models())
+
+    async def _read_upstream_models(self, upstream: ProxyBackend) -> list[dict[str, Any]]:
+        request = ProxyRequest(
+            method="GET", raw_path=b"/v1/models", raw_query=b"", headers=[(b"accept", b"application/json")], body=b""
+        )
+        async with await upstream.forward(request) as response:
+            if response.status != 200:
+                return []
+            payload = b"".join([chunk async for chunk in response.body()])
+        answer = msgspec.json.decode(payload)
+        data = answer.get("data") if isinstance(answer, dict) else None
+        entries = data if isinstance(data, list) else []
+        return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
