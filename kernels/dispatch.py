@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.metadata
 import logging
 import threading
 from types import ModuleType
@@ -38,6 +39,14 @@ def native_cpu() -> ModuleType | None:
     except ImportError:
         return None
     return native if native.available() else None
+
+
+def describe_kernels(device: torch.device) -> str:
+    """What computes on ``device``, for a log line: "triton 3.6.0", "avx512-bf16", "torch"."""
+    if device.type == "cuda":
+        return "torch" if triton_missing() else f"triton {importlib.metadata.version('triton')}"
+    native = native_cpu() if device.type == "cpu" else None
+    return "torch" if native is None else str(native.describe())
 
 
 def use_triton(op: str, tensor: torch.Tensor, unsupported: str | None = None) -> bool:

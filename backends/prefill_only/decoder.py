@@ -44,7 +44,8 @@ class Decoder:
         chunk_rows: int,
     ) -> None:
         self.spec, self.weights, self.kv = spec, weights, kv
-        self.chunk_rows = chunk_rows
+        self.chunk_rows = chunk_rows  # may be lowered, to no less than ROW_ALIGN
+        self.max_positions = max_positions
         self.device, self.dtype = weights.embed.device, weights.embed.dtype
         self._ropes = [
             tuple(t.to(self.device) for t in spec.rope_tables(i, max_positions)) for i in range(len(spec.ropes))
@@ -62,11 +63,11 @@ class Decoder:
         self._activated = buffer(spec.intermediate_size)
         self._branch = buffer(spec.hidden_size) if spec.post_norms else None
 
-    @property
-    def workspace_bytes(self) -> int:
-        """Of the chunk buffers; does not grow with a pass's rows."""
-        buffers = (self._normed, self._qkv, self._attended, self._gate_up, self._activated, self._branch)
-        return sum(b.numel() * b.element_size() for b in buffers if b is not None)
+    @staticmethod
+    def chunk_bytes(spec: ModelSpec, chunk_rows: int, element_bytes: int) -> int:
+        """Of the chunk workspace; does not grow with a pass's rows."""
+        attention = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+        return chunk_rows * element_bytes * (3 * spec.intermediate_size + 2 * spec.hidden_size + attention)
 
     def embed(self, token_ids: torch.Tensor, out: torch.Tensor) -> None:
         """``token_ids`` int64 ``[rows]`` on the device; ``out[rows:]`` is padding and is zeroed."""

@@ -12,6 +12,9 @@ Which prefix lies in which pool page is the scheduler's prefix index's business,
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 
 __all__ = ["KvPages"]
@@ -37,8 +40,9 @@ class KvPages:
         device: torch.device,
     ) -> None:
         shape = (num_layers * pool_pages + scratch_pages, page_tokens, num_kv_heads, head_dim)
-        self.k = torch.empty(shape, dtype=dtype, device=device)
-        self.v = torch.empty(shape, dtype=dtype, device=device)
+        # Zeros: a masked key still meets its value in some kernels, and 0 · NaN of old memory would be NaN.
+        self.k = _zeros(shape, dtype, device)
+        self.v = _zeros(shape, dtype, device)
         self.page_tokens = page_tokens
         self.pool_pages = pool_pages
         self.scratch_pages = scratch_pages
@@ -63,3 +67,19 @@ class KvPages:
 
     def give_back(self, addresses: list[int]) -> None:
         self._free.extend(reversed(addresses))
+
+    def scrub(self, addresses: list[int], num_layers: int) -> None:
+        """Zeroes pages (a pool page in all its layers) that may hold NaN, before anybody else gets them."""
+        for address in addresses:
+            layers = num_layers if address < self.pool_pages else 1
+            for layer in range(layers):
+                self.k[layer * self.pool_pages + address].zero_()
+                self.v[layer * self.pool_pages + address].zero_()
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # numpy asks the operating system for zeroed pages, which costs nothing until they are touched; torch writes them.
+    size = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(size, dtype=np.uint8)).view(dtype).view(shape)

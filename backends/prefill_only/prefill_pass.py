@@ -14,7 +14,7 @@ import torch
 from backends.base import BackendError, BadLogits, PromptLogprobs, Readout
 from backends.prefill_only.decoder import Decoder
 from backends.prefill_only.forest import Forest, JobRows
-from backends.prefill_only.readout import ROWS_AT_ONCE, LmHead, NextToken, NextTokenAsk, _Scored, collect_prompt
+from backends.prefill_only.readout import ROWS_AT_ONCE, LmHead, NextToken, NextTokenAsk, ScoredRow, collect_prompt
 from backends.prefill_only.rows import attention_rows, kv_rows, padded
 
 __all__ = ["PassAnswer", "PassJob", "PrefillPass"]
@@ -53,7 +53,7 @@ class _Scoring:
 
     rows: list[int]
     targets: list[int]
-    scored: list[_Scored] = field(default_factory=list)
+    scored: list[ScoredRow] = field(default_factory=list)
 
 
 class PrefillPass:

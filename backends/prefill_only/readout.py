@@ -18,7 +18,7 @@ from backends.prefill_only.models.linear import Linear
 from backends.prefill_only.rows import ROW_ALIGN, padded
 from kernels.lm_head_readout import lm_head_readout
 
-__all__ = ["FLOOR", "ROWS_AT_ONCE", "LmHead", "NextToken", "NextTokenAsk"]
+__all__ = ["FLOOR", "ROWS_AT_ONCE", "LmHead", "NextToken", "NextTokenAsk", "ScoredRow", "collect_prompt"]
 
 FLOOR = -9999.0  # an impossible token's log-probability, as OpenAI documents it
 ROWS_AT_ONCE = 64
@@ -92,7 +92,7 @@ class LmHead:
             )
         return answers
 
-    def prompt_chunk(self, hidden: torch.Tensor, targets: torch.Tensor, top: int) -> list[_Scored]:
+    def prompt_chunk(self, hidden: torch.Tensor, targets: torch.Tensor, top: int) -> list[ScoredRow]:
         """For normed rows ``[rows, hidden]`` and the tokens ``targets`` (int64 ``[rows]``) that came next."""
         rows = hidden.shape[0]
         if rows % ROW_ALIGN:
@@ -106,7 +106,7 @@ class LmHead:
         ids = read.top_ids.tolist() if top else [[]] * rows
         values = read.top_values.tolist() if top else [[]] * rows
         return [
-            _Scored(log_z[i], target[i], rank[i], list(zip(values[i], ids[i], strict=True))) for i in range(rows)
+            ScoredRow(log_z[i], target[i], rank[i], list(zip(values[i], ids[i], strict=True))) for i in range(rows)
         ]
 
     def _draw(self, logits: torch.Tensor, ask: NextTokenAsk, best: int) -> list[int]:
@@ -126,7 +126,7 @@ class LmHead:
 
 
 @dataclass(slots=True)
-class _Scored:
+class ScoredRow:
     log_z: float
     target_logit: float
     target_rank: int
@@ -140,7 +140,7 @@ class _Scored:
         return actual, [TokenLogprob(i, _log_probability(v, self.log_z), r) for r, (v, i) in enumerate(ranked, 1)]
 
 
-def collect_prompt(scored: Sequence[_Scored], token_ids: Sequence[int], start: int, k: int) -> PromptLogprobs:
+def collect_prompt(scored: Sequence[ScoredRow], token_ids: Sequence[int], start: int, k: int) -> PromptLogprobs:
     """``scored[i]`` is about prompt position ``start + i``."""
     entries = [row.entry(token_ids[start + i], k) for i, row in enumerate(scored)]
     return PromptLogprobs(start, [actual for actual, _ in entries], [top for _, top in entries])

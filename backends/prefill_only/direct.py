@@ -1,0 +1,57 @@
+"""Runs one pass at once, without a scheduler or a prefix cache: for the profile run, checks and benchmarks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from backends.prefill_only.block_hashes import block_hashes
+from backends.prefill_only.decoder import Decoder
+from backends.prefill_only.forest import ForestJob, build_forest
+from backends.prefill_only.prefill_pass import PassAnswer, PassJob, PrefillPass
+from backends.prefill_only.readout import LmHead
+
+__all__ = ["DirectPass", "run_directly"]
+
+
+class DirectPass:
+    """A pass over ``jobs`` that holds scratch pages until ``run`` has ended.
+
+    ``cached_blocks``: how many leading blocks of every job to read from pool pages 0, 1, ... as they are, uncomputed:
+    right for timing, wrong for results unless the caller filled them.
+    """
+
+    def __init__(self, decoder: Decoder, head: LmHead, jobs: Sequence[PassJob], cached_blocks: int = 0) -> None:
+        self._kv = decoder.kv
+        self._scratch: list[int] = []
+        page_tokens = self._kv.page_tokens
+        forest_jobs = [
+            ForestJob(job.token_ids, block_hashes(job.token_ids, page_tokens, b"direct"), range(cached_blocks))
+            for job in jobs
+        ]
+        forest = build_forest(forest_jobs, page_tokens, lambda _: None, self._page)
+        self.work = PrefillPass(decoder, head, forest, jobs)
+        self.longest_step_s = 0.0
+
+    def _page(self) -> int:
+        self._scratch.extend(self._kv.take_scratch(1))
+        return self._scratch[-1]
+
+    def run(self) -> float:
+        """Seconds. The answers are in ``work.answers``."""
+        start = before = time.perf_counter()
+        try:
+            for _ in self.work.steps():
+                now = time.perf_counter()
+                self.longest_step_s = max(self.longest_step_s, now - before)
+                before = now
+        finally:
+            self._kv.give_back(self._scratch)
+        return time.perf_counter() - start
+
+
+def run_directly(decoder: Decoder, head: LmHead, jobs: Sequence[PassJob]) -> list[PassAnswer]:
+    """The answers of one pass over ``jobs``, in order."""
+    direct = DirectPass(decoder, head, jobs)
+    direct.run()
+    return [answer or PassAnswer() for answer in direct.work.answers]
