@@ -109,7 +109,9 @@ async def _run_cases(clients: dict[str, Client], plain: PlainForward | None, cas
         if plain is not None and plainly is not None:
             row = plainly().row()
             ratio = rates.get(f"onepass {name}", 0.0) / row["tokens_per_s"]
-            print(json.dumps({"server": "plain torch", "case": name, **row, "onepass_ratio": round(ratio, 2)}), flush=True)
+            print(
+                json.dumps({"server": "plain torch", "case": name, **row, "onepass_ratio": round(ratio, 2)}), flush=True
+            )
 
     for client in clients.values():
         await client.ask(tokens(64))
@@ -140,7 +142,9 @@ def _plain(plain: PlainForward | None, prompts: Sequence[Sequence[int]]) -> Outc
     return Outcome(latencies, time.perf_counter() - began, sum(map(len, prompts)))
 
 
-async def _measure(urls: dict[str, tuple[str, str]], plain: PlainForward | None, cases: Sequence[str], seed: int) -> None:
+async def _measure(
+    urls: dict[str, tuple[str, str]], plain: PlainForward | None, cases: Sequence[str], seed: int
+) -> None:
     timeout = aiohttp.ClientTimeout(total=600)
     async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=300)) as session:
         clients = {who: Client(session, url, model) for who, (url, model) in urls.items()}

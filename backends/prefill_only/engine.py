@@ -252,7 +252,9 @@ class Engine:
         now = self._expired_at = self._clock()
         late = [self._jobs.pop(job.job_id, None) for job in self._scheduler.expire(now)]
         if late:
-            error = DeadlineUnmeetable("the deadline passed while the request waited", self._scheduler.retry_after_s(now))
+            error = DeadlineUnmeetable(
+                "the deadline passed while the request waited", self._scheduler.retry_after_s(now)
+            )
             _deliver([(e, error) for e in late if e is not None])
 
     def _begin(self, entries: list[EngineJob]) -> _Running | None:
@@ -281,7 +283,9 @@ class Engine:
             return None
         now = self._clock()
         with self._lock:
-            view = self._scheduler.begin([e.job for e in entries], [(s.num_rows, s.pos_start) for s in forest.segments], now)
+            view = self._scheduler.begin(
+                [e.job for e in entries], [(s.num_rows, s.pos_start) for s in forest.segments], now
+            )
         work = PrefillPass(self._decoder, self._head, forest, [e.pass_job for e in entries])
         view.bytes = work.hidden_bytes
         for entry in entries:
@@ -316,7 +320,9 @@ class Engine:
         else:
             self._metrics.out_of_memory.inc()
             log.warning("a prompt of %d tokens did not fit in memory: %s", entries[0].job.total_tokens, error)
-            self._settle([(entries[0], OutOfMemory("this prompt did not fit in memory; try again later or shorten it"))])
+            self._settle(
+                [(entries[0], OutOfMemory("this prompt did not fit in memory; try again later or shorten it"))]
+            )
 
     # --- the engine's thread: running a pass -------------------------------------------------------------------------
 

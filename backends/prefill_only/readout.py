@@ -105,17 +105,13 @@ class LmHead:
         log_z, target, rank = read.lse.tolist(), read.target_logit.tolist(), read.target_rank.tolist()
         ids = read.top_ids.tolist() if top else [[]] * rows
         values = read.top_values.tolist() if top else [[]] * rows
-        return [
-            ScoredRow(log_z[i], target[i], rank[i], list(zip(values[i], ids[i], strict=True))) for i in range(rows)
-        ]
+        return [ScoredRow(log_z[i], target[i], rank[i], list(zip(values[i], ids[i], strict=True))) for i in range(rows)]
 
     def _draw(self, logits: torch.Tensor, ask: NextTokenAsk, best: int) -> list[int]:
         s = ask.sampling
         if s is None:
             return []
-        shaped = (
-            s.logit_bias or s.allowed_token_ids is not None or s.banned_token_ids or s.repetition_penalty != 1.0
-        )
+        shaped = s.logit_bias or s.allowed_token_ids is not None or s.banned_token_ids or s.repetition_penalty != 1.0
         if s.temperature < 1e-5 and not shaped:
             return [best] * s.n
         if shaped:
@@ -151,9 +147,7 @@ def _log_probability(logit: float, log_z: float) -> float:
     return value if value > FLOOR else FLOOR
 
 
-def _look_up(
-    logits: torch.Tensor, log_z: float, ids: list[int], known: Sequence[TokenLogprob]
-) -> list[TokenLogprob]:
+def _look_up(logits: torch.Tensor, log_z: float, ids: list[int], known: Sequence[TokenLogprob]) -> list[TokenLogprob]:
     ranked = {entry.token_id: entry for entry in known}
     missing = [i for i in dict.fromkeys(ids) if i not in ranked]
     if missing:

@@ -64,9 +64,7 @@ class EngineSettings:
             max_model_len=read("ONEPASS_MAX_MODEL_LEN", None, _positive_int, "a positive number of tokens"),
             kv_cache_bytes=read("ONEPASS_KV_CACHE_BYTES", None, _size, "a size such as 2G or 500M"),
             max_queue=read("ONEPASS_MAX_QUEUE", 4096, _positive_int, "a positive number of jobs"),
-            max_queue_tokens=read(
-                "ONEPASS_MAX_QUEUE_TOKENS", None, _positive_int, "a positive number of tokens"
-            ),
+            max_queue_tokens=read("ONEPASS_MAX_QUEUE_TOKENS", None, _positive_int, "a positive number of tokens"),
             scheduler=read("ONEPASS_SCHEDULER", "srjf", one_of("srjf", "sjf", "fcfs"), "srjf, sjf or fcfs"),
             fairness=read("ONEPASS_FAIRNESS", 0.1, _non_negative, "a number of at least 0"),
             default_deadline_s=read(
