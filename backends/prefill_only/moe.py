@@ -21,10 +21,7 @@ def moe_mlp(spec: ModelSpec, weights: LayerWeights, x: torch.Tensor) -> torch.Te
     gate_up = moe_grouped_gemm(
         x, weights.experts_gate_up, pairs.offsets, row_ids=pairs.row_ids, bias=weights.experts_gate_up_bias
     )
-    if spec.moe.activation == "swiglu_clamped":
-        activated = gated_act(gate_up, kind="swiglu_clamped", alpha=spec.moe.alpha, limit=spec.moe.limit)
-    else:
-        activated = gated_act(gate_up, kind=spec.moe.activation)
+    activated = gated_act(gate_up, kind=spec.moe.activation)
     # Each pair's share of its token, in the order in which the pairs lie.
     scale = torch.empty(shares.numel(), dtype=torch.float32, device=x.device)
     scale[pairs.places.flatten()] = shares.flatten()

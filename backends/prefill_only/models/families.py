@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from backends.prefill_only.models.names import GEMMA2, GPT_OSS, LLAMA, MIXTRAL, PHI3, QWEN3_MOE, Names
 from backends.prefill_only.models.spec import Activation, LayerSpec, ModelSpec, MoeSpec, RopeSpec
+from kernels.gated_act import SWIGLU_ALPHA, SWIGLU_LIMIT
 
 __all__ = ["UnsupportedModel", "config_spec", "supported_architectures", "token_ids"]
 
@@ -121,13 +122,17 @@ def _mixtral_moe(config: Config) -> MoeSpec:
 
 
 def _gpt_oss_moe(config: Config) -> MoeSpec:
+    alpha, limit = config.get("swiglu_alpha", SWIGLU_ALPHA), config.get("swiglu_limit", SWIGLU_LIMIT)
+    if (alpha, limit) != (SWIGLU_ALPHA, SWIGLU_LIMIT):
+        raise UnsupportedModel(
+            f"experts with swiglu_alpha {alpha} and swiglu_limit {limit} are not supported; "
+            f"supported are {SWIGLU_ALPHA} and {SWIGLU_LIMIT}"
+        )
     return MoeSpec(
         num_experts=config["num_local_experts"],
         top_k=config["num_experts_per_tok"],
         intermediate_size=config["intermediate_size"],
-        activation="swiglu_clamped",
-        alpha=float(config.get("swiglu_alpha", 1.702)),
-        limit=float(config.get("swiglu_limit", 7.0)),
+        activation="clamped_swiglu",
     )
 
 

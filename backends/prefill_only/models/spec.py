@@ -116,17 +116,15 @@ class MoeSpec:
     over the chosen logits alone, as in gpt-oss, is the same as ``norm_topk``.) Expert activation:
 
     - ``silu``: ``silu(gate) * up``;
-    - ``swiglu_clamped``: with ``g = min(gate, limit)`` and ``u = clamp(up, -limit, limit)``,
-      ``g * sigmoid(alpha * g) * (u + 1)``.
+    - ``clamped_swiglu``: with ``g = min(gate, 7)`` and ``u = clamp(up, -7, 7)``, ``g * sigmoid(1.702 * g) * (u + 1)``
+      (gpt-oss; ``kernels.gated_act`` holds the constants).
     """
 
     num_experts: int
     top_k: int
     intermediate_size: int
     norm_topk: bool = True
-    activation: Literal["silu", "swiglu_clamped"] = "silu"
-    alpha: float = 1.702
-    limit: float = 7.0
+    activation: Literal["silu", "clamped_swiglu"] = "silu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,10 +68,9 @@ def reference_moe(spec: ModelSpec, parameters: LayerWeights, x: torch.Tensor) ->
             if parameters.experts_gate_up_bias is not None:
                 gate_up = gate_up + parameters.experts_gate_up_bias[expert].float()
             gate, up = gate_up.chunk(2)
-            if spec.moe.activation == "swiglu_clamped":
-                gate = gate.clamp(max=spec.moe.limit)
-                up = up.clamp(-spec.moe.limit, spec.moe.limit)
-                activated = gate * torch.sigmoid(spec.moe.alpha * gate) * (up + 1)
+            if spec.moe.activation == "clamped_swiglu":
+                gate = gate.clamp(max=7.0)
+                activated = gate * torch.sigmoid(1.702 * gate) * (up.clamp(-7.0, 7.0) + 1)
             else:
                 activated = F.silu(gate) * up
             down = parameters.experts_down[expert].float() @ activated
