@@ -1,0 +1,15 @@
+"""Fixes how this session runs Triton kernels, before anything imports triton: compiled where a GPU is, interpreted else.
+
+Triton decides at its first import whether its own library functions are interpreted, so the variable must be set before
+any test module is collected: loading a transformers model imports triton.
+"""
+
+import os
+import sys
+
+import torch
+
+assert "triton" not in sys.modules, "triton was imported before tests/conftest.py could choose its mode"
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
