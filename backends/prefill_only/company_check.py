@@ -1,4 +1,4 @@
-"""Does a row get the same bits whatever it is packed with? Measured at start, since it depends on the CPU's libraries."""
+"""Does a row get the same bits whatever it is packed with? Measured at start: it depends on the libraries of the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Puts the engine together: model, memory, decoder, job times, scheduler, thread. Blocks for as long as loading takes."""
+"""Puts the engine together: model, memory, decoder, job times, scheduler, thread. Blocks while the model loads."""
 
 from __future__ import annotations
 
