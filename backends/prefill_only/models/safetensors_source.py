@@ -8,8 +8,10 @@ resident, and a checkpoint that stays mapped while it is copied takes twice its 
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import struct
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,6 +38,7 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+_PICKLED = ("*.bin", "*.pt", "*.pth")
 _COPY_ELEMENTS = 8 << 20  # copied, then given back
 
 
@@ -50,10 +53,10 @@ class _Stored(NamedTuple):
 class SafetensorsSource(TensorSource):
     """All tensors of a sharded or single-file checkpoint. Raises :class:`CheckpointError` for a broken one."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, files: Iterable[Path]) -> None:
         self._maps: dict[Path, mmap.mmap] = {}
         self._tensors: dict[str, _Stored] = {}
-        for file in safetensors_files(directory):
+        for file in files:
             self._tensors.update(_read_header(file))
 
     def names(self) -> set[str]:
@@ -100,7 +103,10 @@ def safetensors_files(directory: Path) -> list[Path]:
     """The checkpoint's files, by its index if it has one. Raises :class:`CheckpointError` if there are none."""
     index = directory / _INDEX
     if index.exists():
-        shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        try:
+            shards = sorted({str(shard) for shard in json.loads(index.read_text())["weight_map"].values()})
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{index} cannot be read as an index of safetensors files: {error!r}") from error
         missing = [shard for shard in shards if not (directory / shard).exists()]
         if missing:
             raise CheckpointError(f"{directory} lacks {', '.join(missing)}, which {_INDEX} names")
@@ -108,9 +114,15 @@ def safetensors_files(directory: Path) -> list[Path]:
     if (directory / _SINGLE).exists():
         return [directory / _SINGLE]
     found = sorted(directory.glob("*.safetensors"))
-    if not found:
-        raise CheckpointError(f"{directory} has no .safetensors files (other weight formats are not read)")
-    return found
+    if found:
+        return found
+    pickled = sorted(path.name for pattern in _PICKLED for path in directory.glob(pattern))
+    if pickled:
+        raise CheckpointError(
+            f"{directory} has its weights as {pickled[0]}, a pickle: reading it could run any code, so it is not read; "
+            "convert it to safetensors (transformers: save_pretrained) or use a revision that has them"
+        )
+    raise CheckpointError(f"{directory} has no .safetensors files (other weight formats are not read)")
 
 
 def _read_header(file: Path) -> dict[str, _Stored]:
@@ -119,17 +131,18 @@ def _read_header(file: Path) -> dict[str, _Stored]:
         with file.open("rb") as handle:
             (length,) = struct.unpack("<Q", handle.read(8))
             if length > size - 8:
-                raise ValueError("the header is longer than the file")
+                raise ValueError("its header is longer than the file")
             header = json.loads(handle.read(length))
-        begin = 8 + length
-        tensors = {
-            name: _Stored(
-                file, item["dtype"], tuple(item["shape"]), begin + item["data_offsets"][0], begin + item["data_offsets"][1]
-            )
-            for name, item in header.items()
-            if name != "__metadata__"
-        }
-    except (ValueError, KeyError, struct.error) as error:
+        tensors = {}
+        for name, item in header.items():
+            if name == "__metadata__":
+                continue
+            start, stop = (8 + length + int(offset) for offset in item["data_offsets"])
+            tensors[name] = stored = _Stored(file, str(item["dtype"]), tuple(map(int, item["shape"])), start, stop)
+            kind = _DTYPES.get(stored.dtype)  # tensors of types unknown here are refused when they are asked for
+            if kind is not None and stop - start != math.prod(stored.shape) * kind.itemsize:
+                raise ValueError(f"tensor {name!r} has {stop - start} bytes, which its shape does not need")
+    except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise CheckpointError(f"{file} cannot be read as safetensors: {error}") from error
     if any(tensor.stop > size for tensor in tensors.values()):
         raise CheckpointError(f"{file} is shorter than its header says: is the download complete?")

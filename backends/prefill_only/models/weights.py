@@ -39,8 +39,8 @@ class ModelWeights:
     embed: torch.Tensor  # [vocab, hidden]
     layers: list[LayerWeights]
     final_norm: torch.Tensor  # [hidden]
-    lm_head: LinearBase | None  # [vocab, hidden]; shares ``embed`` if tied; None without a language-model head
-    score: LinearBase | None = None  # [labels, hidden], classification alone
+    lm_head: Linear | None  # [vocab, hidden]; shares ``embed`` if tied; None without a language-model head
+    score: Linear | None = None  # [labels, hidden], classification alone
 
     @property
     def nbytes(self) -> int:
@@ -49,7 +49,7 @@ class ModelWeights:
         for part in self._parts():
             if isinstance(part, torch.Tensor):
                 seen[part.data_ptr()] = part.nbytes
-            elif isinstance(part, Linear):
+            elif isinstance(part, Linear):  # perhaps the embedding's own weight
                 seen[part.weight.data_ptr()] = part.weight.nbytes
                 if part.bias is not None:
                     seen[part.bias.data_ptr()] = part.bias.nbytes
