@@ -31,7 +31,9 @@ class Job:
     # Kept by the scheduler.
     cached_blocks: int = 0
     predicted_s: float = 0.0  # at submission, alone
-    remaining_s: float = 0.0
-    key: float = 0.0
+    remaining_s: float = 0.0  # alone, with what is cached now
+    cost_s: float = 0.0  # what it adds to the backlog: a prefix shared with others that wait counts once
+    defer_s: float = 0.0  # added to the key so that it does not make accepted deadlines fail
+    key: float = 0.0  # place in its tenant's order; once taken, with the tenant's share added
     parked_times: int = 0
     payload: object = field(default=None, repr=False)  # the engine's own record

@@ -1,0 +1,121 @@
+"""Which waiting jobs join the head of the queue in one pass.
+
+First those that share with it (its group, or an uncached prefix, which is then computed once), then others in order,
+until the pass has the tokens at which the device is saturated: beyond that, company makes a pass longer and saves
+nothing. A head that saturates the device by itself takes only jobs that share with it.
+
+Company delays the head. Its latency is what it has waited plus its own time; company may add ``delay_share`` of that.
+Its own group is exempt: whoever asked wants all of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from scheduler.job import Job
+from scheduler.job_time import JobTimeModel, Segment
+
+__all__ = ["PackLimits", "pack", "segments_of"]
+
+_TRIED = 16  # candidates in a row that may not fit before the search ends
+_MOST_SIBLINGS = 512  # siblings looked at
+
+
+@dataclass(frozen=True, slots=True)
+class PackLimits:
+    saturation_tokens: int
+    block_tokens: int
+    delay_share: float = 0.5
+    max_jobs: int = 256
+
+
+def pack(
+    head: Job, siblings: Iterable[Job], others: Iterable[Job], times: JobTimeModel, limits: PackLimits, now: float
+) -> list[Job]:
+    """``head`` and its company, in the order in which they were chosen."""
+    packed = _Pack(times, limits.block_tokens)
+    packed.add(head)
+    alone_s, head_tokens = packed.seconds, packed.tokens
+    latest_s = now + alone_s + limits.delay_share * (max(0.0, now - head.arrival_s) + alone_s)
+
+    def admit(candidates: Iterable[Job], most_tokens: int) -> None:
+        missed = 0
+        for job in candidates:
+            if len(packed.jobs) >= limits.max_jobs or packed.tokens >= most_tokens or missed >= _TRIED:
+                return
+            if job.job_id in packed.ids:
+                continue
+            tokens, seconds = packed.added_by(job)
+            until = now + packed.seconds + seconds
+            fits = packed.tokens + tokens <= most_tokens and until <= min(packed.deadline_s, _deadline(job))
+            if fits and (until <= latest_s or job.group == head.group):
+                packed.add(job)
+                missed = 0
+            else:
+                missed += 1
+
+    admit(sorted(siblings, key=lambda job: (job.group != head.group, job.key))[:_MOST_SIBLINGS],
+          head_tokens + limits.saturation_tokens)  # fmt: skip
+    admit(others, limits.saturation_tokens)
+    return packed.jobs
+
+
+def segments_of(jobs: Iterable[Job], block_tokens: int) -> list[Segment]:
+    """What one pass over ``jobs`` computes, each shared uncached prefix once."""
+    packed = _Pack(JobTimeModel(), block_tokens)
+    for job in jobs:
+        packed.add(job)
+    return packed.segments
+
+
+class _Pack:
+    """A pass being put together. ``ids``, ``tokens`` and ``seconds`` are those of the jobs so far."""
+
+    def __init__(self, times: JobTimeModel, block_tokens: int) -> None:
+        self._times, self._block_tokens = times, block_tokens
+        # Blocks computed by the pass, by where the cached part before them ends: jobs share what they compute only
+        # if they begin at the same place.
+        self._blocks: dict[int, set[bytes | int]] = {}
+        self.jobs: list[Job] = []
+        self.ids: set[int] = set()
+        self.segments: list[Segment] = []
+        self.tokens = 0
+        self.seconds = times.predict_many([])
+        self.deadline_s = math.inf
+
+    def added_by(self, job: Job) -> tuple[int, float]:
+        """New tokens and seconds."""
+        new, before = self._segment(job)
+        return new, self._times.marginal(new, before) + job.extra_s
+
+    def add(self, job: Job) -> None:
+        new, before = self._segment(job)
+        self.segments.append((new, before))
+        self.tokens += new
+        self.seconds += self._times.marginal(new, before) + job.extra_s
+        self.deadline_s = min(self.deadline_s, _deadline(job))
+        self.jobs.append(job)
+        self.ids.add(job.job_id)
+        shareable = (job.total_tokens - 1) // self._block_tokens
+        known = before // self._block_tokens
+        self._blocks.setdefault(job.cached_blocks, set()).update(job.block_hashes[known:shareable])
+
+    def _segment(self, job: Job) -> Segment:
+        low = job.cached_blocks
+        blocks = self._blocks.get(low)
+        if blocks:
+            high = min((job.total_tokens - 1) // self._block_tokens, len(job.block_hashes))
+            while low < high:
+                middle = (low + high + 1) // 2
+                if job.block_hashes[middle - 1] in blocks:
+                    low = middle
+                else:
+                    high = middle - 1
+        before = low * self._block_tokens
+        return job.total_tokens - before, before
+
+
+def _deadline(job: Job) -> float:
+    return math.inf if job.deadline_s is None else job.deadline_s
