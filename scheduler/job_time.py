@@ -28,7 +28,8 @@ _TOKENS, _PAIRS = 1e3, 1e6  # units of the second and third feature: keeps the n
 _HUBER = 2.0  # residuals beyond so many times the usual one count linearly
 _LEAST_USUAL = 0.02  # the usual relative residual is never taken to be smaller
 _ANCHOR = 2.0  # observations' worth of trust in the first fit that is never forgotten
-_TYPICAL: tuple[Segment, ...] = ((16, 0), (256, 0), (4096, 0), (64, 4096))  # anchors a model before its first fit
+_GUESS = 2.0  # observations' worth of trust in coefficients that were given, not fitted; forgotten like any other
+_TYPICAL: tuple[Segment, ...] = ((16, 0), (256, 0), (4096, 0), (64, 4096))
 _RIDGE = 1e-9  # makes directions that were never observed solvable
 _WINDOW = 512  # predictions that the error figures cover
 
@@ -44,12 +45,10 @@ class JobTimeModel:
         self._theta: Vector = (a, b * _TOKENS, c * _PAIRS)
         self._anchor = self._theta
         self._forgetting = forgetting
-        self._matrix = [[0.0] * 3 for _ in range(3)]  # Σ w x xᵀ of relative rows, forgetting
-        self._vector = [0.0] * 3
-        typical = [(_features([shape]), self.predict(*shape)) for shape in _TYPICAL]
-        self._anchor_matrix, _ = _normal_equations(
-            [row for row in typical if row[1] > 0], [_ANCHOR / len(typical)] * sum(t > 0 for _, t in typical)
-        )
+        # Σ w x xᵀ and Σ w x of relative rows, older ones forgotten: at first what the given coefficients would show.
+        typical = [(_features([shape]), t) for shape in _TYPICAL if (t := self.predict(*shape)) > 0]
+        self._matrix, self._vector = _normal_equations(typical, [_GUESS / len(_TYPICAL)] * len(typical))
+        self._anchor_matrix = [[0.0] * 3 for _ in range(3)]
         self._usual = 0.1  # running median of the relative residual
         self._recent: deque[tuple[float, float]] = deque(maxlen=_WINDOW)  # predicted before, measured
         self._fit_r2 = 0.0
