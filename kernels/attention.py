@@ -75,7 +75,7 @@ def attention(
             scale=scale, max_q=max_q, window=window, soft_cap=soft_cap, sinks=sinks, out=out, lse=lse,
         )  # fmt: skip
     native = use_native("attention", q)
-    if native is not None:
+    if native is not None and native.supports_head_dim(q.shape[2]):
         result: torch.Tensor = native.attention(
             q, k_pages, v_pages, page_table, cu_q, q_pos,
             scale=scale, max_q=max_q, window=window, soft_cap=soft_cap, sinks=sinks, out=out, lse=lse,

@@ -70,7 +70,5 @@ def use_triton(op: str, tensor: torch.Tensor, unsupported: str | None = None) ->
 
 def use_native(op: str, tensor: torch.Tensor) -> ModuleType | None:
     """The C++ module if it implements `op` for `tensor`'s device and dtype, else None."""
-    if tensor.device.type != "cpu" or tensor.dtype != torch.bfloat16:
-        return None
-    native = native_cpu()
-    return native if native is not None and hasattr(native, op) else None
+    native = native_cpu() if tensor.device.type == "cpu" else None
+    return native if native is not None and native.supports(op, tensor.dtype) else None

@@ -42,7 +42,7 @@ def gated_act(gate_up: torch.Tensor, *, kind: Kind = "silu", out: torch.Tensor |
 
         return implementation.gated_act(gate_up, kind=kind, out=out)
     native = use_native("gated_act", gate_up)
-    if native is not None and kind != "clamped_swiglu":
+    if native is not None and kind in native.GATED_KINDS:
         result: torch.Tensor = native.gated_act(gate_up, kind=kind, out=out)
         return result
     return gated_act_torch(gate_up, kind=kind, out=out)

@@ -37,7 +37,7 @@ def rms_norm(
 
         return implementation.rms_norm(x, weight, eps, residual=residual, offset=offset, out=out)
     native = use_native("rms_norm", x)
-    if native is not None:
+    if native is not None and weight.dtype == x.dtype:
         result: torch.Tensor = native.rms_norm(x, weight, eps, residual=residual, offset=offset, out=out)
         return result
     return rms_norm_torch(x, weight, eps, residual=residual, offset=offset, out=out)
