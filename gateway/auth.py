@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from gateway.errors import Unauthorized
 
@@ -21,7 +21,7 @@ class Authenticator:
     def open(self) -> bool:
         return not self._digests
 
-    def tenant(self, headers: Sequence[tuple[bytes, bytes]]) -> str:
+    def tenant(self, headers: Iterable[tuple[bytes, bytes]]) -> str:
         """The tenant id of the presented key. Raises Unauthorized. Every key is compared, in constant time."""
         if not self._digests:
             return ""
@@ -42,7 +42,7 @@ def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
-def _presented_key(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+def _presented_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     other = b""
     for name, value in headers:
         if name == b"authorization":

@@ -7,7 +7,7 @@ import importlib.metadata
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -23,6 +23,7 @@ from backends.base import (
     Tokenizer,
 )
 from gateway.settings import Settings, SettingsError
+from gateway.wire.vocabulary import VocabularyIndex
 
 __all__ = ["Catalog", "Served", "load_backends"]
 
@@ -34,16 +35,42 @@ _UPSTREAM_MODELS_TIMEOUT_S = 2.0
 log = logging.getLogger("onepass.gateway")
 
 
-@dataclass(frozen=True, slots=True)
 class Served:
     """A local model and the backend that computes it."""
 
-    backend: PrefillBackend
-    info: ModelInfo
+    def __init__(self, backend: PrefillBackend, model_id: str) -> None:
+        self.backend = backend
+        self.model_id = model_id
+        self._info: ModelInfo | None = None
 
     @property
+    def info(self) -> ModelInfo:
+        """Length limit and fingerprint are known once the model is loaded; they do not change after that."""
+        if self._info is not None:
+            return self._info
+        info = next(info for info in self.backend.models() if info.id == self.model_id)
+        if self.backend.status().ready:
+            self._info = info
+        return info
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What clients may call it, its id first."""
+        return (self.model_id, *self.info.aliases)
+
+    @cached_property
     def tokenizer(self) -> Tokenizer:
-        return self.backend.tokenizer(self.info.id)
+        """Raises what the backend raises while it is not ready."""
+        return self.backend.tokenizer(self.model_id)
+
+    @cached_property
+    def vocabulary(self) -> VocabularyIndex:
+        """Slow to build: off the event loop at first."""
+        return VocabularyIndex(self.tokenizer)
+
+    @property
+    def indexed(self) -> bool:
+        return "vocabulary" in self.__dict__
 
 
 def load_backends(settings: Settings, env: Mapping[str, str]) -> list[Backend]:
@@ -85,7 +112,7 @@ class Catalog:
         self.models: list[Served] = []
         for backend in self.local:
             for info in backend.models():
-                served = Served(backend, info)
+                served = Served(backend, info.id)
                 self.models.append(served)
                 for name in (info.id, *info.aliases):
                     self._by_name.setdefault(name, served)
@@ -115,6 +142,10 @@ class Catalog:
                     self._upstream_models = []
                 self._upstream_read_at = self._clock()
         return self._upstream_models
+
+    def upstream_lists(self, name: str) -> bool:
+        """As far as has been read, without asking."""
+        return any(model["id"] == name for model in self._upstream_models)
 
     async def upstream_serves(self, name: str) -> bool:
         return any(model["id"] == name for model in await self.upstream_models())

@@ -87,7 +87,7 @@ Route = Literal["chat", "completions"]
 
 
 def decide(route: Route, peek: Peek, world: World) -> Decision:
-    """The decision table of docs/api.md for the two OpenAI routes: the model, refusals, then the first row that matches."""
+    """The decision table of docs/api.md for the two text routes: model, refusals, then the first row that matches."""
     if peek.model is not None and not (isinstance(peek.model, str) and peek.model in world.local_models):
         if world.upstream:
             return Upstream("unknown-model")
@@ -125,7 +125,9 @@ def _refusal(route: Route, peek: Peek, max_tokens: Any, max_tokens_field: str) -
             if not 0 <= peek.top_logprobs <= MAX_LOGPROBS:
                 return _too_many_logprobs("top_logprobs", peek.top_logprobs)
             if peek.top_logprobs > 0 and peek.logprobs is not True:
-                return InvalidRequest("top_logprobs needs logprobs to be true.", param="top_logprobs", code="invalid_value")
+                return InvalidRequest(
+                    "top_logprobs needs logprobs to be true.", param="top_logprobs", code="invalid_value"
+                )
         if peek.logprob_token_ids is not None and peek.logprobs is False:
             return InvalidRequest(
                 "logprob_token_ids needs logprobs to be true.", param="logprob_token_ids", code="invalid_value"
@@ -163,7 +165,9 @@ def _chat_features(peek: Peek, world: World) -> Decision | None:
         if world.upstream:
             return Upstream("modalities")
         field = "audio" if peek.audio is not None else "modalities"
-        return Refuse(InvalidRequest(f"{field}: the local model writes text only.", param=field, code="unsupported_value"))
+        return Refuse(
+            InvalidRequest(f"{field}: the local model writes text only.", param=field, code="unsupported_value")
+        )
     if (peek.tools and peek.tool_choice != "none") or (peek.functions and peek.function_call != "none"):
         return _elsewhere(world, "tools", "The request offers tools.")
     for field in ("web_search_options", "prediction", "moderation"):
@@ -257,7 +261,8 @@ def _wrong_type(field: str, wanted: str, value: Any) -> InvalidRequest:
 def _too_many_logprobs(field: str, value: int) -> InvalidRequest:
     low = value < 0
     return InvalidRequest(
-        f"{field} must be between 0 and {MAX_LOGPROBS}, not {value}; logprob_token_ids answers named tokens at any rank.",
+        f"{field} must be between 0 and {MAX_LOGPROBS}, not {value}; "
+        "logprob_token_ids answers named tokens at any rank.",
         param=field,
         code="integer_below_min_value" if low else "integer_above_max_value",
     )

@@ -25,6 +25,7 @@ class Settings:
     backends: tuple[str, ...] = ("prefill_only", "upstream")
     upstream_configured: bool = False
     api_keys: tuple[str, ...] = ()
+    allow_open: bool = False  # without keys beyond loopback
     max_body_bytes: int = 64 * 1024 * 1024
     spill_after_ms: float | None = None
     grace_s: float = 8.0
@@ -35,26 +36,28 @@ class Settings:
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Settings:
         """Raises SettingsError. Empty values count as unset."""
-        backends = _names(env, "ONEPASS_BACKENDS") or cls.backends
+        default = cls()
+        backends = _names(env, "ONEPASS_BACKENDS") or default.backends
         if len(set(backends)) != len(backends):
             raise SettingsError("ONEPASS_BACKENDS names a backend twice")
-        level = (_text(env, "ONEPASS_LOG_LEVEL") or cls.log_level).lower()
+        level = (_text(env, "ONEPASS_LOG_LEVEL") or default.log_level).lower()
         if level not in _LOG_LEVELS:
             raise SettingsError(f"ONEPASS_LOG_LEVEL must be one of {', '.join(_LOG_LEVELS)}, not {level!r}")
         keys = _names(env, "ONEPASS_API_KEYS")
         if any(not key.isascii() for key in keys):
             raise SettingsError("ONEPASS_API_KEYS must be ASCII: they travel in an HTTP header")
         return cls(
-            host=_text(env, "ONEPASS_HOST") or cls.host,
-            port=int(_number(env, "ONEPASS_PORT", cls.port, low=0, high=65535, whole=True)),
+            host=_text(env, "ONEPASS_HOST") or default.host,
+            port=int(_number(env, "ONEPASS_PORT", default.port, low=0, high=65535, whole=True)),
             backends=backends,
             upstream_configured=_text(env, "ONEPASS_UPSTREAM_BASE_URL") is not None,
             api_keys=keys,
-            max_body_bytes=int(_number(env, "ONEPASS_MAX_BODY_BYTES", cls.max_body_bytes, low=1024, whole=True)),
+            allow_open=_flag(env, "ONEPASS_ALLOW_OPEN"),
+            max_body_bytes=int(_number(env, "ONEPASS_MAX_BODY_BYTES", default.max_body_bytes, low=1024, whole=True)),
             spill_after_ms=_number(env, "ONEPASS_SPILL_AFTER_MS", -1.0, low=0.0)
             if _text(env, "ONEPASS_SPILL_AFTER_MS") is not None
             else None,
-            grace_s=_number(env, "ONEPASS_GRACE_S", cls.grace_s, low=0.0, high=3600.0),
+            grace_s=_number(env, "ONEPASS_GRACE_S", default.grace_s, low=0.0, high=3600.0),
             log_level=level,
             access_log=_flag(env, "ONEPASS_ACCESS_LOG"),
             request_log=_text(env, "ONEPASS_REQUEST_LOG"),

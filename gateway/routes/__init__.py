@@ -1,0 +1,1 @@
+"""The server's routes: thin handlers, one module a subject."""

@@ -106,6 +106,8 @@ def decode_request(body: bytes, kind: type[T]) -> T:
         raise InvalidRequest(f"The body is not valid JSON: {exc}") from None
     except UnicodeDecodeError:
         raise InvalidRequest("The body is not valid JSON: it is not UTF-8.") from None
+    except RecursionError:
+        raise InvalidRequest("The body is nested too deeply.") from None
 
 
 def _field_error(text: str) -> InvalidRequest:
@@ -127,7 +129,9 @@ def check_range(name: str, value: float | None, low: float, high: float, *, open
         return
     kind = "integer" if isinstance(value, int) else "decimal"
     if value > high:
-        raise InvalidRequest(f"{name} must be at most {high:g}, not {value:g}.", param=name, code=f"{kind}_above_max_value")
+        raise InvalidRequest(
+            f"{name} must be at most {high:g}, not {value:g}.", param=name, code=f"{kind}_above_max_value"
+        )
     if value < low or (open_low and value == low) or value != value:
         bound = f"above {low:g}" if open_low else f"at least {low:g}"
         raise InvalidRequest(f"{name} must be {bound}, not {value:g}.", param=name, code=f"{kind}_below_min_value")
@@ -259,7 +263,9 @@ def stop_rules_of(req: CommonFields, tokenizer: Tokenizer, *, max_stops: int, ma
     check_range("min_tokens", req.min_tokens, 0, _INT64[1])
     if max_tokens is not None and (req.min_tokens or 0) > max_tokens:
         raise InvalidRequest(
-            f"min_tokens ({req.min_tokens}) exceeds max_tokens ({max_tokens}).", param="min_tokens", code="invalid_value"
+            f"min_tokens ({req.min_tokens}) exceeds max_tokens ({max_tokens}).",
+            param="min_tokens",
+            code="invalid_value",
         )
     return StopRules(
         stop=tuple(stops),

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from backends.base import BadLogits, PromptLogprobs, TokenLogprob, Tokenizer
+from backends.base import BadLogits, PromptLogprobs, Tokenizer, TokenLogprob
 
 __all__ = ["IMPOSSIBLE", "TokenNames", "chat_entry", "completion_dict", "finite", "prompt_logprobs_maps"]
 
@@ -82,21 +82,31 @@ def _token(item: TokenLogprob, names: TokenNames) -> dict[str, Any]:
 
 
 def completion_dict(items: Iterable[TokenLogprob], names: TokenNames) -> dict[str, float]:
-    """Text to log-probability. Of two ids with one text the likelier is kept."""
-    texts: dict[str, float] = {}
+    """Text to log-probability. Of two ids with one text the likelier has it; the other goes by ``token_id:<id>``, so
+    that as many entries come back as were asked for."""
+    owners: dict[str, TokenLogprob] = {}
     for item in items:
-        name, value = names(item.token_id), finite(item.logprob)
-        if name not in texts or texts[name] < value:
-            texts[name] = value
-    return texts
+        name = names(item.token_id)
+        owner = owners.get(name)
+        if owner is None:
+            owners[name] = item
+        elif owner.token_id != item.token_id:
+            first, second = (owner, item) if owner.logprob >= item.logprob else (item, owner)
+            owners[name] = first
+            owners[f"token_id:{second.token_id}"] = second
+    return {name: finite(item.logprob) for name, item in owners.items()}
 
 
-def prompt_logprobs_maps(prompt: PromptLogprobs, tokenizer: Tokenizer) -> list[dict[str, Any] | None]:
-    """vLLM's ``prompt_logprobs``: null for the first token, then id → entry, the actual token first."""
-    maps: list[dict[str, Any] | None] = [None]
-    for actual, top in zip(prompt.actual, prompt.top or [[]] * len(prompt.actual), strict=True):
+def prompt_logprobs_maps(
+    prompt: PromptLogprobs, token_ids: Sequence[int], tokenizer: Tokenizer, k: int | None = None
+) -> list[dict[str, Any] | None]:
+    """vLLM's ``prompt_logprobs``: null for the first token, then id → entry, the actual token first and then the ``k``
+    likeliest (None: all there are)."""
+    maps: list[dict[str, Any] | None] = [None] * (len(token_ids) - len(prompt.actual))
+    tops = prompt.top or [[]] * len(prompt.actual)
+    for actual, top in zip(prompt.actual, tops, strict=True):
         entries: dict[str, Any] = {}
-        for item in (actual, *top):
+        for item in (actual, *top[:k]):
             entries.setdefault(
                 str(item.token_id),
                 {

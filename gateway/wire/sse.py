@@ -1,4 +1,4 @@
-"""Server-sent events as OpenAI frames them: one ``data:`` line an event, a blank line after it, ``[DONE]`` at the end."""
+"""Server-sent events as OpenAI frames them: one ``data:`` line an event, a blank line, ``[DONE]`` at the end."""
 
 from __future__ import annotations
 

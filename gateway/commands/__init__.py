@@ -1,0 +1,1 @@
+"""The ``onepass`` command's parts that are more than a call."""

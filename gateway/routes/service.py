@@ -1,0 +1,72 @@
+"""How the server is: health, readiness, version, metrics. Open routes, save /metrics, which tells of traffic."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Sequence
+from typing import Any
+
+from litestar import MediaType, Response, get
+from litestar.handlers import HTTPRouteHandler
+from litestar.types import Guard
+
+from gateway.metrics import CONTENT_TYPE
+from gateway.runtime import Runtime
+
+__all__ = ["metrics_route", "status_routes", "version"]
+
+
+def version() -> str:
+    try:
+        return importlib.metadata.version("onepass")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+@get("/health/live", sync_to_thread=False)
+def live(runtime: Runtime) -> Response[dict[str, Any]]:
+    """The process answers, and its engine has not died."""
+    failure = runtime.failure()
+    if failure is not None:
+        return Response({"status": "dead", "message": failure}, status_code=503)
+    return Response({"status": "live"})
+
+
+@get("/health/ready", sync_to_thread=False)
+def ready(runtime: Runtime) -> Response[dict[str, Any]]:
+    """Work is taken, and is answered as fast as it ever will be."""
+    backends = {
+        backend.name: {"ready": status.ready, "message": status.message}
+        for backend in runtime.catalog.backends
+        for status in (backend.status(),)
+    }
+    is_ready = runtime.ready()
+    word = "ready" if is_ready else "draining" if runtime.draining else "not ready"
+    return Response(
+        {"status": word, "backends": backends},
+        status_code=200 if is_ready else 503,
+        headers={} if is_ready else {"retry-after": "1"},
+    )
+
+
+@get(["/health", "/ping"], sync_to_thread=False)
+def health(runtime: Runtime) -> Response[str]:
+    """As vLLM: an empty body, and 503 when the engine is dead."""
+    return Response("", media_type=MediaType.TEXT, status_code=200 if runtime.failure() is None else 503)
+
+
+@get("/version", sync_to_thread=False)
+def show_version() -> dict[str, str]:
+    return {"version": version()}
+
+
+def status_routes() -> list[HTTPRouteHandler]:
+    return [live, ready, health, show_version]
+
+
+def metrics_route(guards: Sequence[Guard]) -> HTTPRouteHandler:
+    @get("/metrics", sync_to_thread=False, guards=list(guards))
+    def metrics(runtime: Runtime) -> Response[bytes]:
+        return Response(runtime.metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+    return metrics
