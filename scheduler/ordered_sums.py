@@ -40,7 +40,7 @@ class OrderedSums:
         return self._buckets[0][0]
 
     def total(self) -> float:
-        return sum(self._sums)
+        return sum(self._sums, 0.0)
 
     def add(self, place: Place, value: float) -> None:
         self._count += 1

@@ -28,6 +28,7 @@ Match = Callable[[Sequence[Block], int, int], int]  # hashes, limit, number know
 Head = tuple[float, int, str]  # key with the tenant's share, job, tenant
 
 _LOOKED_AT = 4  # jobs asked how far they share a prefix
+_BEHIND_S = 1e-6  # beyond the rounding of scores
 _IDLE_TENANTS = 4096  # whose service is remembered while they wait for nothing
 
 
@@ -65,6 +66,7 @@ class JobQueue:
         self._groups: dict[int, dict[int, Job]] = {}
         self._virtual = 0.0  # service had by whom was served last: where a tenant that comes back starts
         self.tokens = 0
+        self.with_deadline = 0
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -87,6 +89,7 @@ class JobQueue:
             raise ValueError(f"job {job.job_id} waits already")
         self._jobs[job.job_id] = job
         self.tokens += job.total_tokens
+        self.with_deadline += job.deadline_s is not None
         tenant = self._tenants.get(job.tenant)
         if tenant is None:
             tenant = self._tenants[job.tenant] = _Tenant(weight=self._weights.get(job.tenant, 1.0))
@@ -106,6 +109,7 @@ class JobQueue:
         tenant = self._tenants[job.tenant]
         self._displace(job, tenant)
         self.tokens -= job.total_tokens
+        self.with_deadline -= job.deadline_s is not None
         tenant.tokens -= job.total_tokens
         group = self._groups[job.group]
         del group[job_id]
@@ -136,6 +140,16 @@ class JobQueue:
         tenant = self._tenants[job.tenant]
         tenant.served = max(0.0, tenant.served - charged / tenant.weight)
         self._show_head(job.tenant, tenant)
+
+    def defer(self, jobs: Iterable[Job], score: float) -> None:
+        """Moves those of ``jobs`` that go before ``score`` just behind it."""
+        for job in jobs:
+            short = score - self.score(job)
+            if short >= 0:
+                tenant = self._tenants[job.tenant]
+                self._displace(job, tenant)
+                job.defer_s += short + _BEHIND_S
+                self._place(job, tenant)
 
     # --- order -------------------------------------------------------------------------------------------------------
 
@@ -170,7 +184,7 @@ class JobQueue:
         return total
 
     def total_s(self) -> float:
-        return sum(self._tenants[name].order.total() for _, _, name in self._heads)
+        return sum((self._tenants[name].order.total() for _, _, name in self._heads), 0.0)
 
     def of_tenant(self, name: str) -> tuple[int, int, float]:
         """Jobs, tokens and seconds that wait for ``name``."""

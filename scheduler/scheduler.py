@@ -127,7 +127,7 @@ class Scheduler:
         for job in jobs:
             if job.deadline_s is None and self.config.default_deadline_s is not None:
                 job.deadline_s = now + self.config.default_deadline_s
-        before_s = self._begun_s(math.inf)
+        before_s = self._all_begun_s()
         queue = self._queue
         waiting = Load(len(queue), queue.tokens, queue.total_s())
         try:
@@ -194,6 +194,9 @@ class Scheduler:
         head = None if resume_only else self._queue.head()
         if head is None or (best is not None and best.score <= self._queue.head_score()):
             return Decision([], best)
+        urgent = self._urgent(parked, head.remaining_s, now)
+        if urgent is not None:
+            return Decision([], urgent)
         jobs = [head]
         if self.config.max_pass_jobs > 1:
             others = islice(self._queue.in_order(), _OTHERS_TRIED)
@@ -232,8 +235,7 @@ class Scheduler:
             return False
         head = self._queue.head()
         assert head is not None
-        both_s = (head.remaining_s + running.remaining_s) * (1 + self.config.deadline_margin)
-        return now + both_s <= running.deadline_s or now + running.remaining_s > running.deadline_s
+        return not self._pressed(running, head.remaining_s, now)
 
     def park(self, running: RunningPass, now: float) -> None:
         """``running`` lies until ``next_pass`` resumes it."""
@@ -269,13 +271,13 @@ class Scheduler:
         fresh = [Job(-1 - i, job.total_tokens, now, job.block_hashes, job.max_cached_blocks, job.tenant, job.priority,
                      group=-1, extra_s=job.extra_s) for i, job in enumerate(jobs)]  # fmt: skip
         self._add(fresh)
-        wait = max((self._finish_in_s(job) for job in fresh), default=0.0)
+        wait = max((self._finish_in_s(job, now) for job in fresh), default=0.0)
         self._withdraw(fresh)
         return wait
 
     def retry_after_s(self, now: float) -> float:
         """Until what runs and waits now would be done."""
-        return max(0.05, self._begun_s(math.inf) + self._queue.total_s())
+        return max(0.05, self._all_begun_s() + self._queue.total_s())
 
     def stats(self) -> dict[str, float]:
         """For metrics, by name."""
@@ -315,10 +317,16 @@ class Scheduler:
             check_bounds(load, added, self._tenant_bounds, tenant=True, before_s=before_s)
 
     def _check_deadlines(self, jobs: Sequence[Job], now: float) -> None:
+        """Keeps the promises made: ``jobs`` go behind whoever they would make late. Then their own must hold."""
+        own = {job.job_id for job in jobs}
+        if self._queue.with_deadline > sum(job.deadline_s is not None for job in jobs):
+            threatened = self._last_threatened(own, now)
+            if threatened is not None:
+                self._queue.defer(jobs, self._queue.score(threatened))
         for job in jobs:
             if job.deadline_s is None:
                 continue
-            finish = self._finish_in_s(job) * (1 + self.config.deadline_margin)
+            finish = self._finish_in_s(job, now) * (1 + self.config.deadline_margin)
             if now + finish > job.deadline_s:
                 left = job.deadline_s - now
                 raise Refused(
@@ -327,16 +335,49 @@ class Scheduler:
                     finish - left,
                 )
 
-    def _finish_in_s(self, job: Job) -> float:
-        """Predicted time until ``job``, which waits, is answered, with everything before it in order."""
-        return self._begun_s(self._queue.score(job)) + self._queue.ahead_s(job) + job.cost_s
+    def _last_threatened(self, own: set[int], now: float) -> Job | None:
+        """The last waiting job in order that is in time now, but would not be behind those of ``own`` before it."""
+        stretch, begun = 1 + self.config.deadline_margin, self._all_begun_s()
+        before = before_without = 0.0
+        last = None
+        for job in self._queue.in_order():
+            before += job.cost_s
+            if job.job_id in own:
+                continue
+            before_without += job.cost_s
+            if job.deadline_s is None or before == before_without:
+                continue
+            if now + (begun + before) * stretch > job.deadline_s >= now + before_without:
+                last = job
+        return last
 
-    def _begun_s(self, score: float) -> float:
-        """What remains of the passes that have begun and would not yield to a job of this score."""
-        total = sum(view.remaining_s for view in self._parked if view.score <= score)
-        if self._running is not None and not self._yields(self._running, score):
-            total += self._running.remaining_s
-        return total
+    def _finish_in_s(self, job: Job, now: float) -> float:
+        """Predicted time until ``job``, which waits, is answered, with everything before it in order."""
+        score = self._queue.score(job)
+        work = self._queue.ahead_s(job) + job.cost_s
+        begun = sum(v.remaining_s for v in self._parked if v.score <= score or self._pressed(v, work, now))
+        running = self._running
+        if running is not None and (not self._yields(running, score) or self._pressed(running, work, now)):
+            begun += running.remaining_s
+        return begun + work
+
+    def _all_begun_s(self) -> float:
+        """What remains of all passes that have begun."""
+        running = self._running.remaining_s if self._running is not None else 0.0
+        return running + sum(view.remaining_s for view in self._parked)
+
+    def _pressed(self, view: RunningPass, work_s: float, now: float) -> bool:
+        """Whether ``view`` can meet its deadline, but not if ``work_s`` is done before it goes on."""
+        stretch = 1 + self.config.deadline_margin
+        return now + view.remaining_s <= view.deadline_s < now + (work_s + view.remaining_s) * stretch
+
+    def _urgent(self, parked: Sequence[RunningPass], work_s: float, now: float) -> RunningPass | None:
+        """The parked pass with the earliest deadline, if any of them would miss its own behind ``work_s`` of work."""
+        for view in sorted(parked, key=lambda view: view.deadline_s):
+            if self._pressed(view, work_s, now):
+                return view
+            work_s += view.remaining_s
+        return None
 
     def _yields(self, running: RunningPass, score: float) -> bool:
         """Whether ``running`` may be parked for a job of this score, its deadline aside."""
