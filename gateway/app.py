@@ -14,10 +14,10 @@ from litestar.exceptions import HTTPException
 from gateway.catalog import load_backends
 from gateway.errors import ApiError, InvalidRequest, MethodNotAllowed, RouteNotFound, envelope, from_exception
 from gateway.exchange import GATEWAY, UPSTREAM, Accounting, exchange_of
-from gateway.routes.elsewhere import elsewhere_route
 from gateway.routes.guards import guards_of
-from gateway.routes.models import model_routes
-from gateway.routes.service import metrics_route, status_routes
+from gateway.routes.models import models_route
+from gateway.routes.other import other_routes
+from gateway.routes.service import guarded_status_routes, status_routes
 from gateway.routes.text import text_routes
 from gateway.runtime import Runtime
 from gateway.settings import Settings, SettingsError
@@ -39,7 +39,7 @@ class Application:
 
     @property
     def in_flight(self) -> int:
-        return self._accounting.in_flight
+        return self.runtime.metrics.in_flight
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         await self._accounting(scope, receive, send)
@@ -71,10 +71,10 @@ def _litestar(runtime: Runtime) -> Litestar:
     return Litestar(
         route_handlers=[
             *text_routes(runtime, guards),
-            *model_routes(guards),
+            models_route(runtime, guards),
             *status_routes(),
-            metrics_route(guards),
-            elsewhere_route(runtime, guards),
+            *guarded_status_routes(guards),
+            other_routes(runtime, guards),
         ],
         dependencies={"runtime": Provide(provide_runtime, sync_to_thread=False, use_cache=True)},
         exception_handlers={Exception: _error_response},
@@ -95,7 +95,7 @@ def _error_response(request: Request[Any, Any, Any], exc: Exception) -> Response
     if exchange.path == UPSTREAM:
         exchange.answered_by(GATEWAY, GATEWAY, exchange.reason)
     exchange.error_code = error.code or error.type
-    exchange.reason = exchange.reason or exchange.error_code
+    exchange.reason = exchange.reason or exchange.error_code.replace("_", "-")
     headers = {**error.headers, "x-onepass-backend": exchange.backend, "x-onepass-reason": exchange.reason}
     if error.status == 413:
         headers["connection"] = "close"
@@ -105,7 +105,9 @@ def _error_response(request: Request[Any, Any, Any], exc: Exception) -> Response
 def _as_api_error(exc: Exception, request: Request[Any, Any, Any]) -> ApiError:
     if isinstance(exc, HTTPException):
         if exc.status_code == 404:
-            return RouteNotFound(f"There is no route {request.method} {request.scope['path'][:200]} here.")
+            return RouteNotFound(
+                f"There is no route {request.method} {exchange_of(request.scope).asked_path[:200]} here."
+            )
         if exc.status_code == 405:
             allowed = (exc.headers or {}).get("Allow", "GET")
             return MethodNotAllowed(request.method, tuple(part.strip() for part in allowed.split(",")))

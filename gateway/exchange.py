@@ -39,6 +39,7 @@ class Exchange:
 
     request_id: str
     started_s: float
+    asked_path: str  # decoded; routing rewrites the scope's own
     route: str = "other"
     tenant: str = ""
     model: str = ""
@@ -84,7 +85,6 @@ class Accounting:
         self._metrics = metrics
         self._log = request_log
         self._clock = clock
-        self.in_flight = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -93,7 +93,7 @@ class Accounting:
         headers = scope["headers"]
         asked = header(headers, b"x-request-id")
         name = asked.decode() if asked and _SANE_ID.fullmatch(asked) else f"req-{uuid4().hex}"
-        exchange = scope[_KEY] = Exchange(name, self._clock())
+        exchange = scope[_KEY] = Exchange(name, self._clock(), scope["path"])
 
         async def counting_send(message: Any) -> None:
             if message["type"] == "http.response.start":
@@ -104,15 +104,13 @@ class Accounting:
                 exchange.first_byte_s = self._clock()
             await send(message)
 
-        self.in_flight += 1
-        self._metrics.in_flight.inc()
+        self._metrics.in_flight += 1
         try:
             await self._app(scope, receive, counting_send)
         except ClientGone:
             exchange.status = CLIENT_GONE_STATUS
         finally:
-            self.in_flight -= 1
-            self._metrics.in_flight.dec()
+            self._metrics.in_flight -= 1
             self._settle(exchange)
 
     def _own_headers(self, exchange: Exchange) -> list[tuple[bytes, bytes]]:

@@ -50,7 +50,9 @@ class Metrics:
         self._disconnects = counter("onepass_disconnects", "Clients gone before their answer", "path")
         self._refusals = counter("onepass_refusals", "Requests answered with an error", "status", "code")
         self._upstream_failures = counter("onepass_upstream_failures", "Failed upstream requests", "kind")
-        self.in_flight = Gauge("onepass_requests_in_flight", "Requests being answered", registry=registry)
+        self.in_flight = 0  # requests being answered
+        in_flight = Gauge("onepass_requests_in_flight", "Requests being answered", registry=registry)
+        in_flight.set_function(lambda: self.in_flight)
         self._children: dict[tuple[Any, ...], Any] = {}
         for collector in collectors:
             self.registry.register(collector)

@@ -23,11 +23,10 @@ _TEXT_PARTS = ("text", "refusal")
 
 
 class Peek(msgspec.Struct):
-    """What decides. Everything else in the body is skipped unread; ``prompt`` stays undecoded."""
+    """What decides. Everything else in the body, prompts among it, is skipped unread."""
 
     model: Any = None
     messages: Any = None
-    prompt: msgspec.Raw | None = None
     max_tokens: Any = None
     max_completion_tokens: Any = None
     logprobs: Any = None

@@ -1,4 +1,4 @@
-"""``onepass doctor``: what the server would need, checked without starting it. One line a check; status 1 if one fails."""
+"""``onepass doctor``: what the server would need, checked without starting it. Exit status 1 if anything is missing."""
 
 from __future__ import annotations
 

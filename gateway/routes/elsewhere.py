@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-from litestar import asgi
-from litestar.handlers import ASGIRouteHandler
-from litestar.types import Guard
 
 from gateway.answering import forward
-from gateway.errors import ClientGone, MethodNotAllowed, NoUpstream, RouteNotFound
-from gateway.exchange import CLIENT_GONE_STATUS, Receive, Scope, Send, exchange_of
+from gateway.errors import MethodNotAllowed, NoUpstream, RouteNotFound
+from gateway.exchange import Receive, Scope, Send, exchange_of
 from gateway.runtime import Runtime
 
-__all__ = ["elsewhere", "elsewhere_route"]
+__all__ = ["elsewhere"]
 
 # Routes that exist on OpenAI-compatible servers: without an upstream, "not found" would mislead.
 _GENERATING_SERVERS = (
@@ -59,18 +54,7 @@ async def elsewhere(runtime: Runtime, scope: Scope, receive: Receive, send: Send
         return
     if allowed:
         raise MethodNotAllowed(scope["method"], tuple(allowed))
-    path: str = scope["path"].rstrip("/")
+    path = exchange_of(scope).asked_path.rstrip("/")
     if any(path == known or path.startswith(f"{known}/") for known in _GENERATING_SERVERS):
-        raise NoUpstream(f"{path} is not answered by the local engine.")
+        raise NoUpstream(f"{path[:200]} is not answered by the local engine.")
     raise RouteNotFound(f"There is no route {scope['method']} {path[:200] or '/'} here.")
-
-
-def elsewhere_route(runtime: Runtime, guards: Sequence[Guard]) -> ASGIRouteHandler:
-    @asgi("/", is_mount=True, copy_scope=False, guards=list(guards))
-    async def anything(scope: Any, receive: Any, send: Any) -> None:
-        try:
-            await elsewhere(runtime, scope, receive, send)
-        except ClientGone:
-            exchange_of(scope).status = CLIENT_GONE_STATUS
-
-    return anything

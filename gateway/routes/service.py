@@ -1,4 +1,4 @@
-"""How the server is: health, readiness, version, metrics. Open routes, save /metrics, which tells of traffic."""
+"""How the server is: health, readiness and version, open to all; metrics and tokenizer facts for those with a key."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from litestar import MediaType, Response, get
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import Guard
 
+from gateway.errors import RouteNotFound
 from gateway.metrics import CONTENT_TYPE
 from gateway.runtime import Runtime
+from gateway.wire.tokenization import tokenizer_info
 
-__all__ = ["metrics_route", "status_routes", "version"]
+__all__ = ["guarded_status_routes", "status_routes", "version"]
 
 
 def version() -> str:
@@ -60,13 +62,29 @@ def show_version() -> dict[str, str]:
     return {"version": version()}
 
 
+@get("/load", sync_to_thread=False)
+def load(runtime: Runtime) -> dict[str, float]:
+    """Requests being answered, this one apart."""
+    return {"server_load": max(runtime.metrics.in_flight - 1, 0)}
+
+
 def status_routes() -> list[HTTPRouteHandler]:
-    return [live, ready, health, show_version]
+    return [live, ready, health, show_version, load]
 
 
-def metrics_route(guards: Sequence[Guard]) -> HTTPRouteHandler:
-    @get("/metrics", sync_to_thread=False, guards=list(guards))
+def guarded_status_routes(guards: Sequence[Guard]) -> list[HTTPRouteHandler]:
+    guarded = list(guards)
+
+    @get("/metrics", sync_to_thread=False, guards=guarded)
     def metrics(runtime: Runtime) -> Response[bytes]:
         return Response(runtime.metrics.render(), headers={"content-type": CONTENT_TYPE})
 
-    return metrics
+    @get("/tokenizer_info", guards=guarded, sync_to_thread=False)
+    def info(runtime: Runtime) -> dict[str, Any]:
+        """What evaluation harnesses ask for to build prompts themselves."""
+        served = runtime.catalog.find(None)
+        if served is None:
+            raise RouteNotFound("No model is served locally.")
+        return tokenizer_info(served)
+
+    return [metrics, info]

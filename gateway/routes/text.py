@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from litestar import asgi
 from litestar.handlers import ASGIRouteHandler
 from litestar.types import Guard
 
 from gateway.answering import answer, decode_peek, forward
 from gateway.catalog import Served
 from gateway.errors import ModelNotFound, Unavailable
-from gateway.exchange import CLIENT_GONE_STATUS, ClientGone, Receive, Scope, Send, exchange_of
+from gateway.exchange import Receive, Scope, Send, exchange_of
 from gateway.http import check_json_content_type, decoded_body, encode_json, read_body, send_answer
-from gateway.routes.elsewhere import elsewhere
+from gateway.routes.bare import Handler, bare_route
 from gateway.runtime import Runtime
 from gateway.wire.api import TextApi
 from gateway.wire.chat import ChatApi
@@ -23,32 +22,14 @@ from gateway.wire.tokenization import detokenized, tokenized
 
 __all__ = ["text_routes"]
 
-Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
-
 
 def text_routes(runtime: Runtime, guards: Sequence[Guard]) -> list[ASGIRouteHandler]:
     return [
-        _post("/v1/chat/completions", _text(ChatApi(), runtime), runtime, guards),
-        _post("/v1/completions", _text(CompletionsApi(), runtime), runtime, guards),
-        _post("/tokenize", _tokens("tokenize", tokenized, runtime), runtime, guards),
-        _post("/detokenize", _tokens("detokenize", detokenized, runtime), runtime, guards),
+        bare_route("/v1/chat/completions", "POST", _text(ChatApi(), runtime), runtime, guards),
+        bare_route("/v1/completions", "POST", _text(CompletionsApi(), runtime), runtime, guards),
+        bare_route("/tokenize", "POST", _tokens("tokenize", tokenized, runtime), runtime, guards),
+        bare_route("/detokenize", "POST", _tokens("detokenize", detokenized, runtime), runtime, guards),
     ]
-
-
-def _post(path: str, handle: Handler, runtime: Runtime, guards: Sequence[Guard]) -> ASGIRouteHandler:
-    """Other methods of a path that has only POST here are the upstream's."""
-
-    @asgi(path, copy_scope=False, guards=list(guards))
-    async def post(scope: Any, receive: Any, send: Any) -> None:
-        try:
-            if scope["type"] == "http" and scope["method"] == "POST":
-                await handle(scope, receive, send)
-            else:
-                await elsewhere(runtime, scope, receive, send, allowed=("POST",))
-        except ClientGone:
-            exchange_of(scope).status = CLIENT_GONE_STATUS
-
-    return post
 
 
 def _text(api: TextApi, runtime: Runtime) -> Handler:
