@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 from backends.base import InvalidInput
 from backends.prefill_only.text.chat_template import ChatTemplate
-from backends.prefill_only.text.untrusted import StandIns
+from backends.prefill_only.text.untrusted import UNUSED_STAND_IN, StandIns, check_data
 
 __all__ = ["Chat"]
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _OWN_VARIABLES = frozenset(["messages", "tools", "add_generation_prompt", "continue_final_message"])
-_CONTINUE_HERE = "\ue000CONTINUE\ue000 "  # the space shows whether the template trims
+_CONTINUE_HERE = UNUSED_STAND_IN + " "  # the space shows whether the template trims
 
 
 class _Habits(NamedTuple):
@@ -70,7 +70,7 @@ class Chat:
         return _cut_at_tag(text) if continue_final_message else text
 
     def _marked(self, value: Any) -> Any:
-        return value if self._stand_ins is None else self._stand_ins.mark(value)
+        return check_data(value) if self._stand_ins is None else self._stand_ins.mark(value)
 
     def _normalized(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """A fresh copy: without nulls, with the forms and names this template reads."""
@@ -87,7 +87,7 @@ class Chat:
         if reasoning is not None:
             chat = {"thinking": reasoning, **chat, "reasoning_content": reasoning}
         if self._stand_ins is None:
-            return dict(json_copy(chat))
+            return dict(check_data(chat))
         return self._stand_ins.mark_message(chat)
 
     def _tag_final(self, message: dict[str, Any]) -> None:
@@ -125,15 +125,6 @@ class Chat:
             )
         except InvalidInput:
             return ""
-
-
-def json_copy(value: Any) -> Any:
-    """A deep copy of JSON data, so that nothing of the caller's is changed."""
-    if isinstance(value, Mapping):
-        return {key: json_copy(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [json_copy(item) for item in value]
-    return value
 
 
 def _joined_parts(parts: Sequence[Any]) -> str:

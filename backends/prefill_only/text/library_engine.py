@@ -1,7 +1,7 @@
 """The ``tokenizers`` library as an engine: exact for every model, and the reference of the faster one.
 
-Control tokens that must stay text are kept out by a second tokenizer with the same ids, in which every control token has
-a spelling that nobody can guess. So stripping, prefix spaces and normalisation around tokens stay the library's.
+Control tokens that must stay text are kept out by a second tokenizer with the same ids, in which every control token
+has a spelling that nobody can guess. So stripping, prefix spaces and normalisation around tokens stay the library's.
 """
 
 from __future__ import annotations

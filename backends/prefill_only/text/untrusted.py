@@ -20,9 +20,10 @@ from typing import Any
 
 from backends.base import InvalidInput
 
-__all__ = ["StandIns", "check_text"]
+__all__ = ["UNUSED_STAND_IN", "StandIns", "check_data", "check_text"]
 
-_FIRST_STAND_IN, _STAND_INS = 0xD800, 0x800
+_FIRST_STAND_IN, _STAND_INS = 0xD800, 0x7FF
+UNUSED_STAND_IN = "\udfff"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _ASSISTANT_TEXT = frozenset(["content", "reasoning_content", "reasoning", "thinking"])
 # Templates build tokens like <|user|> around these.
@@ -36,6 +37,17 @@ def check_text(text: str) -> None:
             f"the text has half of a surrogate pair (\\u{ord(found[0]):04x}) at character {found.start()}, "
             "which no encoding can express"
         )
+
+
+def check_data(value: Any) -> Any:
+    """A deep copy of JSON data, all of whose strings passed :func:`check_text`."""
+    if isinstance(value, str):
+        check_text(value)
+    elif isinstance(value, Mapping):
+        return {check_data(key): check_data(item) for key, item in value.items()}
+    elif isinstance(value, (list, tuple)):
+        return [check_data(item) for item in value]
+    return value
 
 
 class StandIns:
