@@ -101,7 +101,7 @@ class UpstreamBackend(ProxyBackend):
         headers = to_upstream(request.headers, api_key=settings.api_key, forward_auth=settings.forward_auth)
         try:
             url = self._target.url(request.raw_path, request.raw_query)
-            fields = CIMultiDict((name.decode("latin-1"), _field_text(value)) for name, value in headers)
+            fields = _fields(headers)
         except ValueError as exc:
             raise InvalidInput(f"This request cannot be passed on: {exc}.") from None
         self._enter()
@@ -139,28 +139,65 @@ class _UpstreamResponse(ProxyResponse):
         self._on_exit = on_exit
         self.status = response.status
         self.headers: Headers = to_client(response.raw_headers)
+        # Without a length the answer ends with its connection, and then it matters how that ended.
+        self._sized = bool(response.headers.keys() & {"Content-Length", "Transfer-Encoding"})
+        # None once the whole answer is there: the connection is back in the pool, or gone.
+        self._connection_end: asyncio.Future[None] | None = None
+        connection = response.connection
+        if connection is not None and connection.protocol is not None:
+            self._connection_end = connection.protocol.closed
+            if self._connection_end is not None:
+                self._connection_end.add_done_callback(self._on_connection_end)
 
     async def body(self) -> AsyncIterator[bytes]:
         content = self._response.content
         try:
             while chunk := await content.readany():
                 yield chunk
-        except (aiohttp.ClientError, OSError) as exc:
+            end = self._connection_end
+            if not self._sized and end is not None and end.done() and (lost := end.exception()) is not None:
+                raise lost
+        except (aiohttp.ClientError, OSError, RuntimeError) as exc:  # RuntimeError: the session was closed
             log.warning("the upstream's answer broke off: %s", _details(exc))
             raise UpstreamUnreachable("The upstream server broke off its answer.") from exc
+
+    def _on_connection_end(self, end: asyncio.Future[None]) -> None:
+        """aiohttp tells a reader of a connection that ended early, but not of one it closed over malformed framing."""
+        content = self._response.content
+        if not content.is_eof() and content.exception() is None:
+            content.set_exception(aiohttp.ClientPayloadError("the answer's framing is malformed"))
 
     async def __aenter__(self) -> ProxyResponse:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
+        end = self._connection_end
+        if end is not None:
+            end.remove_done_callback(self._on_connection_end)
+            # The connection may live on in the pool; how it ends there is nobody's concern.
+            end.remove_done_callback(_unconcerned)
+            end.add_done_callback(_unconcerned)
         try:
-            # Set as long as the answer has not been read to its end; after that the connection is back in the pool.
+            # Set as long as the answer has not been read to its end.
             connection = self._response.connection
             if connection is not None and connection.transport is not None:
                 connection.transport.abort()
             self._response.close()
         finally:
             self._on_exit()
+
+
+def _unconcerned(end: asyncio.Future[None]) -> None:
+    if not end.cancelled():
+        end.exception()
+
+
+def _fields(headers: Headers) -> CIMultiDict[str]:
+    """One spelling for a name: aiohttp would let a repeated one in another case replace the first."""
+    spelling: dict[bytes, str] = {}
+    return CIMultiDict(
+        (spelling.setdefault(name.lower(), name.decode("latin-1")), _field_text(value)) for name, value in headers
+    )
 
 
 def _field_text(value: bytes) -> str:
