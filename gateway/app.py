@@ -14,7 +14,7 @@ from litestar.exceptions import HTTPException
 from gateway.catalog import load_backends
 from gateway.errors import ApiError, InvalidRequest, MethodNotAllowed, RouteNotFound, envelope, from_exception
 from gateway.exchange import GATEWAY, UPSTREAM, Accounting, exchange_of
-from gateway.routes.guards import guards_of
+from gateway.routes.guards import guard_of
 from gateway.routes.models import models_route
 from gateway.routes.other import other_routes
 from gateway.routes.service import guarded_status_routes, status_routes
@@ -55,7 +55,6 @@ def create_app(env: Mapping[str, str]) -> Application:
 
 
 def _litestar(runtime: Runtime) -> Litestar:
-    guards = guards_of(runtime)
 
     @asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
@@ -70,11 +69,11 @@ def _litestar(runtime: Runtime) -> Litestar:
 
     return Litestar(
         route_handlers=[
-            *text_routes(runtime, guards),
-            models_route(runtime, guards),
+            *text_routes(runtime),
+            models_route(runtime),
             *status_routes(),
-            *guarded_status_routes(guards),
-            other_routes(runtime, guards),
+            *guarded_status_routes(guard_of(runtime)),
+            other_routes(runtime),
         ],
         dependencies={"runtime": Provide(provide_runtime, sync_to_thread=False, use_cache=True)},
         exception_handlers={Exception: _error_response},

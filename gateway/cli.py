@@ -56,7 +56,10 @@ def _serve(argv: Sequence[str]) -> int:
     parser.parse_args(list(argv))
     from gateway.server import serve
 
-    status = serve(os.environ)
+    try:
+        status = serve(os.environ)
+    except KeyboardInterrupt:  # before the server took over the signal
+        status = 130
     # Threads in the middle of a long text would hold the process up; everything that matters is closed by now.
     sys.stdout.flush()
     sys.stderr.flush()

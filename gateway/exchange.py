@@ -10,8 +10,8 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from random import getrandbits
 from typing import Any
-from uuid import uuid4
 
 from backends.base import Timing
 from gateway.errors import ClientGone
@@ -92,7 +92,7 @@ class Accounting:
             return
         headers = scope["headers"]
         asked = header(headers, b"x-request-id")
-        name = asked.decode() if asked and _SANE_ID.fullmatch(asked) else f"req-{uuid4().hex}"
+        name = asked.decode() if asked and _SANE_ID.fullmatch(asked) else f"req-{getrandbits(128):032x}"
         exchange = scope[_KEY] = Exchange(name, self._clock(), scope["path"])
 
         async def counting_send(message: Any) -> None:

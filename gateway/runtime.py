@@ -18,6 +18,8 @@ from gateway.text_pool import TextPool
 
 __all__ = ["Runtime"]
 
+_STOP_MARGIN_S = 0.5
+
 log = logging.getLogger("onepass.gateway")
 
 
@@ -39,10 +41,16 @@ class Runtime:
         self.clock = clock
         self.wall_clock = wall_clock
         self.draining = False
+        self._start_failure: str | None = None
 
     async def start(self) -> None:
+        """What goes wrong here is told by :meth:`failure`."""
         for backend in self.catalog.backends:
-            await backend.start()
+            try:
+                await backend.start()
+            except Exception as exc:
+                log.debug("backend %r did not start", backend.name, exc_info=True)
+                self._start_failure = f"backend {backend.name!r}: {exc}"
 
     def begin_drain(self) -> None:
         """Readiness turns to 503 and new work is refused at once; what runs goes on."""
@@ -54,15 +62,21 @@ class Runtime:
 
     async def stop(self, grace_s: float) -> None:
         self.begin_drain()
-        stops = [backend.stop(grace_s) for backend in self.catalog.backends]
-        for outcome in await asyncio.gather(*stops, return_exceptions=True):
-            if isinstance(outcome, BaseException):
-                log.error("a backend did not stop cleanly: %s", outcome)
+        stops = [asyncio.create_task(backend.stop(grace_s)) for backend in self.catalog.backends]
+        done, late = await asyncio.wait(stops, timeout=grace_s + _STOP_MARGIN_S) if stops else (set(), set())
+        for stop in done:
+            if not stop.cancelled() and stop.exception() is not None:
+                log.error("a backend did not stop cleanly: %s", stop.exception())
+        for stop in late:
+            stop.cancel()
+            log.error("a backend did not stop in time")
         self.text.close()
         self.request_log.close()
 
     def failure(self) -> str | None:
         """Why this server will never be ready, if so."""
+        if self._start_failure is not None:
+            return self._start_failure
         for backend in self.catalog.backends:
             status = backend.status()
             if not status.alive:

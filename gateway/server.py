@@ -107,6 +107,7 @@ def _config(app: Application, settings: Settings) -> uvicorn.Config:
         log_config=None,
         access_log=settings.access_log,
         server_header=False,
+        proxy_headers=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_UNWIND_S,
         backlog=_BACKLOG,
@@ -143,7 +144,17 @@ class _Server(uvicorn.Server):
         self._supervisor = asyncio.create_task(self._supervise())
 
     async def _supervise(self) -> None:
-        """Says when the server is ready, ends it when it never will be, and sees the drain through."""
+        try:
+            if await self._until_told_to_leave():
+                await self._drain()
+        except Exception:
+            log.exception("the server's supervision failed")
+            self.exit_status = EXIT_FAILURE
+        finally:
+            self.should_exit = True
+
+    async def _until_told_to_leave(self) -> bool:
+        """Says when the server is ready. False when it never will be."""
         runtime = self._app.runtime
         began = time.monotonic()
         was_ready = False
@@ -151,21 +162,22 @@ class _Server(uvicorn.Server):
             if not was_ready:
                 failure = runtime.failure()
                 if failure is not None:
-                    _complain(failure, EXIT_FAILURE)
-                    self.exit_status = EXIT_FAILURE
-                    break
+                    self.exit_status = _complain(failure, EXIT_FAILURE)
+                    return False
                 if runtime.ready():
                     was_ready = True
                     names = ", ".join(served.model_id for served in runtime.catalog.models) or "no local model"
                     log.info("ready in %.1f s: %s", time.monotonic() - began, names)
             await asyncio.sleep(_POLL_S)
-        else:
-            log.info("leaving: finishing %d running requests", self._app.in_flight)
-            runtime.begin_drain()
-            deadline = time.monotonic() + runtime.settings.grace_s
-            while self._app.in_flight and time.monotonic() < deadline:
-                await asyncio.sleep(_POLL_S)
-        self.should_exit = True
+        return True
+
+    async def _drain(self) -> None:
+        runtime = self._app.runtime
+        log.info("leaving: finishing %d running requests", self._app.in_flight)
+        runtime.begin_drain()
+        deadline = time.monotonic() + runtime.settings.grace_s
+        while self._app.in_flight and time.monotonic() < deadline:
+            await asyncio.sleep(_POLL_S)
 
 
 def _configure_logging(settings: Settings) -> None:

@@ -9,20 +9,23 @@ from litestar.handlers import BaseRouteHandler
 from litestar.types import Guard
 
 from gateway.errors import Unavailable
-from gateway.exchange import exchange_of
+from gateway.exchange import Scope, exchange_of
 from gateway.runtime import Runtime
 
-__all__ = ["guards_of"]
+__all__ = ["admit", "guard_of"]
 
 
-def guards_of(runtime: Runtime) -> list[Guard]:
-    """For every route but those that say how the server is."""
+def admit(runtime: Runtime, scope: Scope) -> None:
+    """Raises Unauthorized, or Unavailable while the server is leaving."""
+    exchange_of(scope).tenant = runtime.auth.tenant(scope["headers"])
+    if runtime.draining:
+        raise Unavailable("The server is shutting down.", retry_after_s=1.0)
 
-    def accepts_work(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
-        if runtime.draining:
-            raise Unavailable("The server is shutting down.", retry_after_s=1.0)
 
-    def has_key(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
-        exchange_of(connection.scope).tenant = runtime.auth.tenant(connection.scope["headers"])
+def guard_of(runtime: Runtime) -> Guard:
+    """:func:`admit` for Litestar's own handlers."""
 
-    return [has_key, accepts_work]
+    async def guard(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
+        admit(runtime, connection.scope)
+
+    return guard

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from litestar.handlers import ASGIRouteHandler
-from litestar.types import Guard
 
 from backends.base import ModelInfo
 from gateway.errors import ModelNotFound
@@ -20,7 +18,7 @@ __all__ = ["MODEL_PREFIX", "models_route", "show_model"]
 MODEL_PREFIX = "/v1/models/"
 
 
-def models_route(runtime: Runtime, guards: Sequence[Guard]) -> ASGIRouteHandler:
+def models_route(runtime: Runtime) -> ASGIRouteHandler:
     async def list_models(scope: Scope, receive: Receive, send: Send) -> None:
         exchange_of(scope).route = "models"
         local = [_entry(served.info, name) for served in runtime.catalog.models for name in served.names]
@@ -28,7 +26,7 @@ def models_route(runtime: Runtime, guards: Sequence[Guard]) -> ASGIRouteHandler:
         theirs = [entry for entry in await runtime.catalog.upstream_models() if entry["id"] not in mine]
         await send_answer(send, 200, encode_json({"object": "list", "data": [*local, *theirs]}))
 
-    return bare_route("/v1/models", "GET", list_models, runtime, guards)
+    return bare_route("/v1/models", "GET", list_models, runtime)
 
 
 async def show_model(runtime: Runtime, scope: Scope, send: Send) -> None:

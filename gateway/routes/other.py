@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-from litestar import asgi
 from litestar.handlers import ASGIRouteHandler
-from litestar.types import Guard
 
-from gateway.errors import ClientGone
-from gateway.exchange import CLIENT_GONE_STATUS, exchange_of
+from gateway.exchange import Receive, Scope, Send
+from gateway.routes.bare import bare_mount
 from gateway.routes.elsewhere import elsewhere
 from gateway.routes.models import MODEL_PREFIX, show_model
 from gateway.runtime import Runtime
@@ -18,21 +13,15 @@ from gateway.runtime import Runtime
 __all__ = ["other_routes"]
 
 
-def other_routes(runtime: Runtime, guards: Sequence[Guard]) -> ASGIRouteHandler:
+def other_routes(runtime: Runtime) -> ASGIRouteHandler:
     """Litestar gives a mount at the root precedence over paths with parameters, so models are told apart here."""
 
-    @asgi("/", is_mount=True, copy_scope=False, guards=list(guards))
-    async def other(scope: Any, receive: Any, send: Any) -> None:
-        exchange = exchange_of(scope)
-        scope["path"] = exchange.asked_path
-        try:
-            if scope["method"] == "GET" and exchange.asked_path.startswith(MODEL_PREFIX):
-                await show_model(runtime, scope, send)
-            elif exchange.asked_path.startswith(MODEL_PREFIX):
-                await elsewhere(runtime, scope, receive, send, allowed=("GET",))
-            else:
-                await elsewhere(runtime, scope, receive, send)
-        except ClientGone:
-            exchange.status = CLIENT_GONE_STATUS
+    async def other(scope: Scope, receive: Receive, send: Send) -> None:
+        if not scope["path"].startswith(MODEL_PREFIX):
+            await elsewhere(runtime, scope, receive, send)
+        elif scope["method"] == "GET":
+            await show_model(runtime, scope, send)
+        else:
+            await elsewhere(runtime, scope, receive, send, allowed=("GET",))
 
-    return other
+    return bare_mount(other, runtime)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Sequence
 from typing import Any
 
 from litestar import MediaType, Response, get
@@ -72,14 +71,12 @@ def status_routes() -> list[HTTPRouteHandler]:
     return [live, ready, health, show_version, load]
 
 
-def guarded_status_routes(guards: Sequence[Guard]) -> list[HTTPRouteHandler]:
-    guarded = list(guards)
-
-    @get("/metrics", sync_to_thread=False, guards=guarded)
+def guarded_status_routes(guard: Guard) -> list[HTTPRouteHandler]:
+    @get("/metrics", sync_to_thread=False, guards=[guard])
     def metrics(runtime: Runtime) -> Response[bytes]:
         return Response(runtime.metrics.render(), headers={"content-type": CONTENT_TYPE})
 
-    @get("/tokenizer_info", guards=guarded, sync_to_thread=False)
+    @get("/tokenizer_info", guards=[guard], sync_to_thread=False)
     def info(runtime: Runtime) -> dict[str, Any]:
         """What evaluation harnesses ask for to build prompts themselves."""
         served = runtime.catalog.find(None)

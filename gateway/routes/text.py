@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from litestar.handlers import ASGIRouteHandler
-from litestar.types import Guard
 
 from gateway.answering import answer, decode_peek, forward
 from gateway.catalog import Served
@@ -23,12 +22,12 @@ from gateway.wire.tokenization import detokenized, tokenized
 __all__ = ["text_routes"]
 
 
-def text_routes(runtime: Runtime, guards: Sequence[Guard]) -> list[ASGIRouteHandler]:
+def text_routes(runtime: Runtime) -> list[ASGIRouteHandler]:
     return [
-        bare_route("/v1/chat/completions", "POST", _text(ChatApi(), runtime), runtime, guards),
-        bare_route("/v1/completions", "POST", _text(CompletionsApi(), runtime), runtime, guards),
-        bare_route("/tokenize", "POST", _tokens("tokenize", tokenized, runtime), runtime, guards),
-        bare_route("/detokenize", "POST", _tokens("detokenize", detokenized, runtime), runtime, guards),
+        bare_route("/v1/chat/completions", "POST", _text(ChatApi(), runtime), runtime),
+        bare_route("/v1/completions", "POST", _text(CompletionsApi(), runtime), runtime),
+        bare_route("/tokenize", "POST", _tokens("tokenize", tokenized, runtime), runtime),
+        bare_route("/detokenize", "POST", _tokens("detokenize", detokenized, runtime), runtime),
     ]
 
 

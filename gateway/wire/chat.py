@@ -27,7 +27,7 @@ from gateway.wire.logprobs import TokenNames, chat_entry, prompt_logprobs_maps
 
 __all__ = ["ChatApi", "ChatRequest", "normalised_messages"]
 
-MAX_STOPS = 16
+MAX_STOPS = 4  # OpenAI's limit
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 _TEXT_KEYS = {"text": "text", "refusal": "refusal"}
 
@@ -55,12 +55,6 @@ class ChatApi(TextApi):
         opens = request.add_generation_prompt is not False
         continues = bool(request.continue_final_message)
         if opens and continues:
-            if request.add_generation_prompt:
-                raise InvalidRequest(
-                    "add_generation_prompt and continue_final_message cannot both be true.",
-                    param="continue_final_message",
-                    code="invalid_value",
-                )
             raise InvalidRequest(
                 "continue_final_message needs add_generation_prompt to be false.",
                 param="continue_final_message",

@@ -7,7 +7,7 @@ from typing import Any
 
 from backends.base import InvalidInput, PrefillResult, Tokenizer, TokenLogprob
 from gateway.catalog import Served
-from gateway.errors import InvalidRequest, UnsupportedParameter
+from gateway.errors import InvalidRequest
 from gateway.routing import Route
 from gateway.wire.api import (
     Answered,
@@ -46,8 +46,6 @@ class CompletionsApi(TextApi):
     def prepare(self, body: bytes, served: Served, caller: Caller) -> Prepared:
         request = decode_request(body, CompletionRequest)
         refuse_unless_text(request.response_format)
-        if request.echo and request.stream and request.max_tokens == 0 and request.n not in (None, 1):
-            raise UnsupportedParameter("n above 1 has nothing to draw with max_tokens 0.", param="n")
         prompts = _prompts(request, served)
         # true reads as 1; bool is an int, so the order of the two tests matters.
         k = None if request.logprobs is None or request.logprobs is False else int(request.logprobs)
@@ -121,7 +119,7 @@ def _prompt(raw: Any, path: str, request: CompletionRequest, served: Served) -> 
         return Prompt(truncate(ids, request, served.info.max_model_len), raw)
     if not isinstance(raw, list) or not all(_is_id(item) for item in raw):
         raise InvalidRequest(
-            f"{path} must be a string or an array of token ids; all prompts of a list have the same form.",
+            f"{path} must be a string or an array of token ids.",
             param=path,
             code="invalid_type",
         )
