@@ -116,7 +116,7 @@ def _load_gguf(
         embedding = "token_embd.weight"
         if embedding not in file.names():
             raise CheckpointError(f"{path} has no tensor {embedding!r}")
-        spec, names = gguf_spec(file.metadata(), file.names(), file.shape(embedding)[0])
+        spec, names = gguf_spec(file.metadata, file.names(), file.shape(embedding)[0])
         source: TensorSource = file
         if dummy:
             source = RandomSource(checkpoint_tensors(spec, names), norm_gain=1.0 - spec.norm_offset)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModel, AutoModelForSequenceClassification
 
+from backends.prefill_only.models.families import UnsupportedModel, config_spec
 from backends.prefill_only.models.loader import load
 from tests.backends.prefill_only.models.engine import logprobs
 from tests.backends.prefill_only.models.transformers_models import prompt, save_model, transformers_logprobs
-from tests.backends.prefill_only.reference import reference_logprobs
+from tests.backends.prefill_only.reference import reference_hidden, reference_logits, reference_logprobs
 
 TOLERANCE = 1e-4
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 _LLAMA3 = {
     "rope_type": "llama3",
@@ -155,3 +161,94 @@ def test_log_probabilities_are_those_of_transformers(name: str, tmp_path: Path) 
     plain = reference_logprobs(model.spec, model.weights, token_ids)
     torch.testing.assert_close(plain, expected, atol=TOLERANCE, rtol=0)
     torch.testing.assert_close(logprobs(model, token_ids), expected, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3", "gemma2", "phi3", "mistral", "mixtral", "smollm3"])
+@torch.inference_mode()
+def test_classification_logits_are_those_of_transformers(model_type: str, tmp_path: Path) -> None:
+    labels = {0: "sad", 1: "neutral", 2: "glad"}
+    theirs = save_model(
+        tmp_path, model_type, auto_class=AutoModelForSequenceClassification, head_dim=16,
+        id2label=labels, label2id={label: i for i, label in labels.items()},
+    )  # fmt: skip
+    token_ids = prompt(40)
+    expected = theirs(torch.tensor([token_ids])).logits[0]
+
+    model = load(str(tmp_path), dtype="float32", device="cpu")
+
+    assert model.spec.head == "classification" and model.spec.id2label == labels
+    assert model.weights.lm_head is None and model.weights.score is not None
+    assert model.weights.score.out_features == model.spec.num_labels == 3
+    logits = reference_logits(model.spec, model.weights, token_ids)[-1]
+    torch.testing.assert_close(logits, expected, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen3", "gemma3_text"])
+@torch.inference_mode()
+def test_hidden_rows_of_a_bare_model_are_those_of_transformers(model_type: str, tmp_path: Path) -> None:
+    theirs = save_model(tmp_path, model_type, auto_class=AutoModel, head_dim=16)
+    token_ids = prompt(40)
+    expected = theirs(torch.tensor([token_ids])).last_hidden_state[0]
+
+    model = load(str(tmp_path), dtype="float32", device="cpu")
+
+    assert model.spec.head == "none" and model.weights.lm_head is None and model.weights.score is None
+    hidden = reference_hidden(model.spec, model.weights, token_ids)
+    torch.testing.assert_close(hidden, expected, atol=TOLERANCE, rtol=0)
+
+
+def test_the_text_part_of_a_multimodal_checkpoint_is_read(tmp_path: Path) -> None:
+    theirs = save_model(tmp_path, "gemma3_text", head_dim=32)
+    tensors = load_file(tmp_path / "model.safetensors")
+    moved = {f"language_model.{name}": tensor for name, tensor in tensors.items()}
+    save_file(moved | {"vision_tower.patches.weight": torch.zeros(3)}, tmp_path / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_text())
+    outer = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": config}
+    (tmp_path / "config.json").write_text(json.dumps(outer))
+    token_ids = prompt(40)
+
+    model = load(str(tmp_path), dtype="float32", device="cpu")
+
+    expected = transformers_logprobs(theirs, token_ids)
+    torch.testing.assert_close(logprobs(model, token_ids), expected, atol=TOLERANCE, rtol=0)
+
+
+def test_settings_of_older_transformers_mean_the_same(tmp_path: Path) -> None:
+    """``rope_theta`` and ``rope_scaling`` side by side, ``torch_dtype``, and keys left at their defaults."""
+    old = {
+        "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "vocab_size": 96, "rope_theta": 500000.0, "rope_scaling": _LLAMA3,
+        "eos_token_id": [2, 3],
+    }  # fmt: skip
+    new = {**old, "rope_parameters": {"rope_theta": 500000.0, **_LLAMA3}}
+    del new["rope_theta"], new["rope_scaling"]
+
+    spec, _ = config_spec(old)
+
+    assert spec == config_spec(new)[0]
+    assert spec.ropes[0].scaling == "llama3" and spec.num_kv_heads == 4 and spec.eos_token_ids == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"architectures": ["BertForMaskedLM"]}, ["BertForMaskedLM", "LlamaForCausalLM", "Qwen3MoeForCausalLM"]),
+        ({"architectures": ["LlamaForQuestionAnswering"]}, ["LlamaForQuestionAnswering", "LlamaForCausalLM"]),
+        ({"model_type": "mamba"}, ["mamba", "LlamaForCausalLM"]),
+        ({"architectures": ["LlamaForCausalLM"], "hidden_act": "relu"}, ["relu", "silu"]),
+        (
+            {"architectures": ["LlamaForCausalLM"], "rope_scaling": {"type": "mrope", "factor": 2.0}},
+            ["mrope", "llama3", "yarn"],
+        ),
+    ],
+)
+def test_what_is_not_supported_is_refused_with_what_is(config: dict[str, Any], words: list[str]) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4}
+    with pytest.raises(UnsupportedModel) as refusal:
+        config_spec({**sizes, "vocab_size": 96, **config})
+    assert all(word in str(refusal.value) for word in words)
+
+
+def test_a_configuration_without_a_size_names_it() -> None:
+    with pytest.raises(ValueError, match="LlamaForCausalLM lacks 'hidden_size'"):
+        config_spec({"architectures": ["LlamaForCausalLM"]})
