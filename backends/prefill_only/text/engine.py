@@ -19,4 +19,4 @@ class Engine(ABC):
 
     @abstractmethod
     def encode_pieces(self, pieces: Sequence[Piece]) -> list[int]:
-        """As if the pieces were one text in which only the ids among them are control tokens."""
+        """As if the pieces were one text in which only the ids among them are control tokens. No two texts meet."""

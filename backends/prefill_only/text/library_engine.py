@@ -19,6 +19,8 @@ from backends.prefill_only.text.engine import Engine, Piece
 
 __all__ = ["LibraryEngine"]
 
+_HOLDS_THE_LOCK_CHARS = 4096  # longer text goes the way that lets other threads run
+
 
 class LibraryEngine(Engine):
     """``control``: the added tokens that ``encode_pieces`` finds in no text."""
@@ -32,13 +34,11 @@ class LibraryEngine(Engine):
         self._private: LibraryTokenizer | None = None
 
     def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
-        return ids
+        return _encode(self._library, text)
 
     def encode_pieces(self, pieces: Sequence[Piece]) -> list[int]:
         text = "".join(self._spelling[piece] if isinstance(piece, int) else piece for piece in pieces)
-        ids: list[int] = self._renamed().encode(text, add_special_tokens=False).ids
-        return ids
+        return _encode(self._renamed(), text)
 
     def _renamed(self) -> LibraryTokenizer:
         """Built when first needed: it costs a second vocabulary's memory."""
@@ -68,3 +68,12 @@ class LibraryEngine(Engine):
         if unknown in names:
             model["unk_token"] = names[unknown]
         return {**self._spec, "added_tokens": added, "model": model, "post_processor": None}
+
+
+def _encode(library: LibraryTokenizer, text: str) -> list[int]:
+    """The library's ``encode`` keeps the interpreter's lock and tracks offsets; its batch call does neither."""
+    if len(text) < _HOLDS_THE_LOCK_CHARS:
+        ids: list[int] = library.encode(text, add_special_tokens=False).ids
+    else:
+        ids = library.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    return ids

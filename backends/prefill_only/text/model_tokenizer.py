@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -16,13 +17,17 @@ from backends.prefill_only.text.added_tokens import AddedTokenFinder
 from backends.prefill_only.text.chat import Chat
 from backends.prefill_only.text.chat_template import ChatTemplate
 from backends.prefill_only.text.definition import AddedToken, TokenizerDefinition, TokenizerUnsupported
+from backends.prefill_only.text.engine import Engine
 from backends.prefill_only.text.gguf_tokenizer import gguf_definition
 from backends.prefill_only.text.hf_directory import directory_definition
 from backends.prefill_only.text.library_engine import LibraryEngine
+from backends.prefill_only.text.tiktoken_engine import NotExpressible, TiktokenEngine
 from backends.prefill_only.text.untrusted import StandIns, check_text
 from backends.prefill_only.text.vocabulary import token_bytes_table
 
 __all__ = ["ModelTokenizer", "load_tokenizer"]
+
+log = logging.getLogger(__name__)
 
 
 def load_tokenizer(
@@ -78,7 +83,7 @@ class ModelTokenizer(Tokenizer):
         self._before, self._after = self._surroundings()
         self._control = _control_tokens(self._added, definition.chat_templates.values())
         self._control_finder = AddedTokenFinder(self._control)
-        self._engine = LibraryEngine(definition.spec, self._library, self._control)
+        self._engine = _engine(definition.spec, self._library, self._added, self._control)
         self._stand_ins = None if control_tokens_in_content else StandIns([token.text for token in self._control])
 
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
@@ -150,6 +155,19 @@ class ModelTokenizer(Tokenizer):
             if full[at : at + len(bare)] == bare:
                 return full[:at], full[at + len(bare) :]
         raise TokenizerUnsupported("the tokenizer's post-processor changes the tokens of the text itself")
+
+
+def _engine(
+    spec: dict[str, Any], library: LibraryTokenizer, added: Sequence[AddedToken], control: Sequence[AddedToken]
+) -> Engine:
+    exact = LibraryEngine(spec, library, control)
+    try:
+        engine = TiktokenEngine(spec, library, added, control, exact)
+    except NotExpressible as reason:
+        log.info("tokenizer: the tokenizers library, as tiktoken cannot be used: %s", reason)
+        return exact
+    log.info("tokenizer: tiktoken, found to agree with the tokenizers library")
+    return engine
 
 
 def _control_tokens(added: Sequence[AddedToken], templates: Iterable[str]) -> list[AddedToken]:
