@@ -35,14 +35,17 @@ _WINDOW = 512  # predictions that the error figures cover
 
 
 class JobTimeModel:
-    """Predicts seconds; learns from what passes took. Not thread-safe: the caller holds its own lock."""
+    """Predicts seconds; learns from what passes took. ``coefficients`` are ``(a, b, c)`` in s, s a token, s a pair.
+
+    Not thread-safe: the caller holds its own lock.
+    """
 
     def __init__(self, a: float = 0.01, b: float = 1e-4, c: float = 1e-9, *, forgetting: float = 0.995) -> None:
         """``a`` in s, ``b`` in s a token, ``c`` in s a pair, used until the first fit. ``forgetting``: weight of the
         previous observation against the newest. Raises ValueError for values out of range."""
         if min(a, b, c) < 0 or not 0 < forgetting <= 1:
             raise ValueError(f"coefficients must not be negative and forgetting lies in (0, 1]: {a, b, c, forgetting}")
-        self._theta: Vector = (a, b * _TOKENS, c * _PAIRS)
+        self._learn((a, b * _TOKENS, c * _PAIRS))
         self._anchor = self._theta
         self._forgetting = forgetting
         # Σ w x xᵀ and Σ w x of relative rows, older ones forgotten: at first what the given coefficients would show.
@@ -56,16 +59,10 @@ class JobTimeModel:
 
     # --- predicting --------------------------------------------------------------------------------------------------
 
-    @property
-    def coefficients(self) -> Vector:
-        """``(a, b, c)`` in s, s a token, s a pair."""
-        a, b, c = self._theta
-        return a, b / _TOKENS, c / _PAIRS
-
     def predict(self, new: int, cached: int) -> float:
         """Seconds for a pass of one segment."""
-        a, b, c = self._theta
-        return a + b * new / _TOKENS + c * new * (cached + new / 2) / _PAIRS
+        a, b, c = self.coefficients
+        return a + new * (b + c * (cached + new / 2))
 
     def predict_many(self, segments: Iterable[Segment]) -> float:
         """Seconds for one pass over all ``segments``: a single ``a``."""
@@ -88,7 +85,7 @@ class JobTimeModel:
         weights = [1.0] * len(rows)
         for _ in range(5):  # reweighted: a sample far off the others loses its pull
             matrix, vector = _normal_equations(rows, weights)
-            self._theta = _non_negative(matrix, vector)
+            self._learn(_non_negative(matrix, vector))
             residuals = [abs(self._dot(x) / t - 1.0) for x, t in rows]
             usual = max(_median(residuals), _LEAST_USUAL)
             weights = [min(1.0, _HUBER * usual / r) if r else 1.0 for r in residuals]
@@ -122,7 +119,7 @@ class JobTimeModel:
             self._vector[i] = self._forgetting * self._vector[i] + weight * row[i]
         matrix = [[self._matrix[i][j] + self._anchor_matrix[i][j] for j in range(3)] for i in range(3)]
         pulled = _product(self._anchor_matrix, self._anchor)
-        self._theta = _non_negative(matrix, [self._vector[i] + pulled[i] for i in range(3)])
+        self._learn(_non_negative(matrix, [self._vector[i] + pulled[i] for i in range(3)]))
         return predicted
 
     # --- telling -----------------------------------------------------------------------------------------------------
@@ -164,7 +161,7 @@ class JobTimeModel:
     def from_dict(cls, kept: Mapping[str, Any]) -> JobTimeModel:
         """Raises KeyError, TypeError or ValueError for what ``to_dict`` did not write."""
         model = cls(forgetting=float(kept["forgetting"]))
-        model._theta = _vector_of(kept["theta"])
+        model._learn(_vector_of(kept["theta"]))
         model._anchor = _vector_of(kept["anchor"])
         model._anchor_matrix = [list(_vector_of(row)) for row in kept["anchor_matrix"]]
         model._matrix = [list(_vector_of(row)) for row in kept["matrix"]]
@@ -173,6 +170,10 @@ class JobTimeModel:
             raise ValueError("not a job-time model")
         model._usual, model._fit_r2 = float(kept["usual"]), float(kept["r2"])
         return model
+
+    def _learn(self, theta: Vector) -> None:
+        self._theta = theta
+        self.coefficients: Vector = (theta[0], theta[1] / _TOKENS, theta[2] / _PAIRS)
 
     def _dot(self, features: Vector) -> float:
         a, b, c = self._theta

@@ -14,7 +14,7 @@ __all__ = ["OrderedSums", "Place"]
 
 Place = tuple[float, int]  # key, then identity, which breaks ties
 
-_FULL = 512  # places in a bucket before it is cut in two
+_FULL = 256  # places in a bucket before it is cut in two
 
 
 class OrderedSums:
@@ -70,10 +70,11 @@ class OrderedSums:
         if i == len(bucket) or bucket[i] != place:
             raise KeyError(place)
         self._count -= 1
-        del bucket[i], self._values[b][i]
+        del bucket[i]
+        value = self._values[b].pop(i)
         if bucket:
             self._last[b] = bucket[-1]
-            self._sums[b] = sum(self._values[b])  # anew: repeated subtraction would drift
+            self._sums[b] -= value  # rounding adds up only as long as the bucket lives
         else:
             del self._buckets[b], self._values[b], self._last[b], self._sums[b]
 

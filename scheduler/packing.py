@@ -19,7 +19,7 @@ from scheduler.job_time import JobTimeModel, Segment
 
 __all__ = ["PackLimits", "pack", "segments_of"]
 
-_TRIED = 16  # candidates in a row that may not fit before the search ends
+_TRIED = 8  # candidates in a row that may not fit before the search ends
 _MOST_SIBLINGS = 512  # siblings looked at
 
 
@@ -36,7 +36,7 @@ def pack(
 ) -> list[Job]:
     """``head`` and its company, in the order in which they were chosen."""
     packed = _Pack(times, limits.block_tokens)
-    packed.add(head)
+    packed.add(head, packed.segment(head))
     alone_s, head_tokens = packed.seconds, packed.tokens
     latest_s = now + alone_s + limits.delay_share * (max(0.0, now - head.arrival_s) + alone_s)
 
@@ -47,11 +47,11 @@ def pack(
                 return
             if job.job_id in packed.ids:
                 continue
-            tokens, seconds = packed.added_by(job)
-            until = now + packed.seconds + seconds
-            fits = packed.tokens + tokens <= most_tokens and until <= min(packed.deadline_s, _deadline(job))
+            segment = packed.segment(job)
+            until = now + packed.seconds + packed.added_s(job, segment)
+            fits = packed.tokens + segment[0] <= most_tokens and until <= min(packed.deadline_s, _deadline(job))
             if fits and (until <= latest_s or job.group == head.group):
-                packed.add(job)
+                packed.add(job, segment)
                 missed = 0
             else:
                 missed += 1
@@ -66,7 +66,7 @@ def segments_of(jobs: Iterable[Job], block_tokens: int) -> list[Segment]:
     """What one pass over ``jobs`` computes, each shared uncached prefix once."""
     packed = _Pack(JobTimeModel(), block_tokens)
     for job in jobs:
-        packed.add(job)
+        packed.add(job, packed.segment(job))
     return packed.segments
 
 
@@ -85,16 +85,14 @@ class _Pack:
         self.seconds = times.predict_many([])
         self.deadline_s = math.inf
 
-    def added_by(self, job: Job) -> tuple[int, float]:
-        """New tokens and seconds."""
-        new, before = self._segment(job)
-        return new, self._times.marginal(new, before) + job.extra_s
+    def added_s(self, job: Job, segment: Segment) -> float:
+        return self._times.marginal(*segment) + job.extra_s
 
-    def add(self, job: Job) -> None:
-        new, before = self._segment(job)
-        self.segments.append((new, before))
+    def add(self, job: Job, segment: Segment) -> None:
+        new, before = segment
+        self.segments.append(segment)
         self.tokens += new
-        self.seconds += self._times.marginal(new, before) + job.extra_s
+        self.seconds += self.added_s(job, segment)
         self.deadline_s = min(self.deadline_s, _deadline(job))
         self.jobs.append(job)
         self.ids.add(job.job_id)
@@ -102,7 +100,8 @@ class _Pack:
         known = before // self._block_tokens
         self._blocks.setdefault(job.cached_blocks, set()).update(job.block_hashes[known:shareable])
 
-    def _segment(self, job: Job) -> Segment:
+    def segment(self, job: Job) -> Segment:
+        """What the pass would compute for ``job``."""
         low = job.cached_blocks
         blocks = self._blocks.get(low)
         if blocks:

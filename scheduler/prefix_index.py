@@ -69,13 +69,15 @@ class PrefixIndex:
         """How many of the first ``limit`` blocks are readable, given that ``at_least`` are."""
         nodes = self._nodes
         low, high = at_least, min(limit, len(hashes))
+        middle = low + 1  # the ends first: mostly nothing more is cached, or everything
         while low < high:
-            middle = (low + high + 1) // 2
             node = nodes.get(hashes[middle - 1])
             if node is not None and node.readable:
                 low = middle
+                middle = high if middle == at_least + 1 else (low + high + 1) // 2
             else:
                 high = middle - 1
+                middle = (low + high + 1) // 2
         return low
 
     def pages_of(self, hashes: Sequence[Block]) -> list[int]:

@@ -38,7 +38,8 @@ class _Tenant:
     served: float = 0.0  # seconds of service had, over weight
     weight: float = 1.0
     tokens: int = 0
-    head: Head | None = None
+    first: Place | None = None  # of its order
+    head: Head | None = None  # that, as it stands among the heads
 
 
 class JobQueue:
@@ -206,19 +207,19 @@ class JobQueue:
         """These became readable."""
         for block in blocks:
             for job in list(self._by_next.get(block, {}).values()):
-                self._recount(job, job.cached_blocks)
+                self._recount(job, job.cached_blocks, job.max_cached_blocks)
 
     def evicted(self, blocks: Iterable[Block]) -> None:
         """These are no longer readable."""
         for block in blocks:
             for job in list(self._by_last.get(block, {}).values()):
-                self._recount(job, 0)
+                self._recount(job, 0, job.cached_blocks)
 
     def rescore(self, times: JobTimeModel) -> None:
         """Puts all in the order of new predictions: O(n log n), for when they have moved noticeably."""
         self._times = times
         for job in list(self._jobs.values()):
-            self._recount(job, job.cached_blocks)
+            self._recount(job, job.cached_blocks, job.cached_blocks)
 
     def wanted(self, block: Block) -> bool:
         """Whether a waiting job's cached prefix ends with ``block`` (keep_policy.Demand)."""
@@ -235,55 +236,55 @@ class JobQueue:
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def _recount(self, job: Job, at_least: int) -> None:
+    def _recount(self, job: Job, at_least: int, at_most: int) -> None:
         tenant = self._tenants[job.tenant]
         self._displace(job, tenant)
-        job.cached_blocks = self._match(job.block_hashes, job.max_cached_blocks, at_least)
+        job.cached_blocks = self._match(job.block_hashes, at_most, at_least)
         self._place(job, tenant)
 
     def _place(self, job: Job, tenant: _Tenant) -> None:
         """Times and files a job whose ``cached_blocks`` is right."""
-        hashes, cached = job.block_hashes, job.cached_blocks
-        tokens, block = job.total_tokens, self._block_tokens
+        hashes, cached, tokens, block = job.block_hashes, job.cached_blocks, job.total_tokens, self._block_tokens
         job.remaining_s = job.cost_s = self._times.predict(tokens - cached * block, cached * block) + job.extra_s
-        following = self._next_block(job)
-        if following is not None:
-            mates = self._by_next.setdefault(following, {})
+        if cached < job.max_cached_blocks:
+            mates = self._by_next.setdefault(hashes[cached], {})
             if mates:
                 mate = mates[next(reversed(mates))]
-                shared = common_blocks(hashes, mate.block_hashes, cached, (tokens - 1) // block) * block
+                shared = common_blocks(hashes, mate.block_hashes, cached + 1, (tokens - 1) // block) * block
                 job.cost_s = self._times.predict(tokens - shared, shared) + job.extra_s
             mates[job.job_id] = job
         if cached:
             self._by_last.setdefault(hashes[cached - 1], {})[job.job_id] = job
         job.key = self._order.key(job)
-        tenant.order.add((job.key, job.job_id), job.cost_s)
-        self._show_head(job.tenant, tenant)
+        place = (job.key, job.job_id)
+        tenant.order.add(place, job.cost_s)
+        if tenant.first is None or place < tenant.first:
+            self._show_head(job.tenant, tenant)
 
     def _displace(self, job: Job, tenant: _Tenant) -> None:
-        following = self._next_block(job)
-        if following is not None:
-            _unfile(self._by_next, following, job)
-        if job.cached_blocks:
-            _unfile(self._by_last, job.block_hashes[job.cached_blocks - 1], job)
-        tenant.order.remove((job.key, job.job_id))
-        self._show_head(job.tenant, tenant)
+        hashes, cached = job.block_hashes, job.cached_blocks
+        if cached < job.max_cached_blocks:
+            _unfile(self._by_next, hashes[cached], job)
+        if cached:
+            _unfile(self._by_last, hashes[cached - 1], job)
+        place = (job.key, job.job_id)
+        tenant.order.remove(place)
+        if place == tenant.first:
+            self._show_head(job.tenant, tenant)
 
     def _next_block(self, job: Job) -> Block | None:
         return job.block_hashes[job.cached_blocks] if job.cached_blocks < job.max_cached_blocks else None
 
     def _show_head(self, name: str, tenant: _Tenant) -> None:
-        head: Head | None = None
-        if len(tenant.order):
-            key, job_id = tenant.order.first()
-            head = (key + self._share * tenant.served, job_id, name)
-        if head == tenant.head:
-            return
+        """Puts the tenant among the heads as it now is."""
         if tenant.head is not None:
             del self._heads[bisect_left(self._heads, tenant.head)]
-        if head is not None:
-            insort(self._heads, head)
-        tenant.head = head
+        tenant.first = tenant.order.first() if len(tenant.order) else None
+        tenant.head = None
+        if tenant.first is not None:
+            key, job_id = tenant.first
+            tenant.head = (key + self._share * tenant.served, job_id, name)
+            insort(self._heads, tenant.head)
 
     def _shifted(self, tenant: _Tenant) -> Iterator[Place]:
         offset = self._share * tenant.served

@@ -11,6 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from scheduler.job import Job
 from scheduler.job_time import JobTimeModel
+from scheduler.keep_policy import NoDemand
+from scheduler.order import Order
 from scheduler.paper_algorithm import lowest_score, score
 from scheduler.prefix_index import PrefixIndex
 from scheduler.queue import JobQueue, common_blocks
@@ -29,6 +31,7 @@ class DecisionMachine(RuleBasedStateMachine):
         self.scheduler = make_scheduler(
             9, TIMES, fairness=FAIRNESS, max_pass_jobs=1, max_queue=None, saturation_tokens=64
         )
+        self.scheduler.index.demand = NoDemand()  # else what waiting jobs would read is not evicted
         self.waiting: dict[int, Job] = {}
         self.begun: list[tuple[RunningPass, list[bytes | int], dict[bytes | int, int]]] = []
         self.now = 0.0
@@ -107,8 +110,6 @@ TestDecisions = DecisionMachine.TestCase
 
 
 def make_queue(pages: int = 0, **more: object) -> JobQueue:
-    from scheduler.order import Order
-
     return JobQueue(Order("srjf", FAIRNESS), TIMES, PrefixIndex(pages).match, BLOCK, **more)  # type: ignore[arg-type]
 
 
