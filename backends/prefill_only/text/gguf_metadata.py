@@ -85,9 +85,24 @@ class _Reader:
         element, length = self._number("I"), self._number("Q")
         if length > _MAX_ELEMENTS:
             raise IndexError(f"an array of {length} elements")
-        if element in (_STRING, _ARRAY):
+        if element == _STRING:
+            return self._strings(length)
+        if element == _ARRAY:
             return [self._value(element) for _ in range(length)]
         dtype = np.dtype(self._order + _NUMBERS[element])
         values = np.frombuffer(self._data, dtype=dtype, count=length, offset=self._at).tolist()
         self._at += dtype.itemsize * length
         return values
+
+    def _strings(self, count: int) -> list[str]:
+        """A vocabulary has hundreds of thousands: one loop without calls of our own."""
+        data, at, unpack = self._data, self._at, struct.Struct(self._order + "Q").unpack_from
+        found = []
+        for _ in range(count):
+            begin = at + 8
+            at = begin + unpack(data, at)[0]
+            found.append(data[begin:at].decode("utf-8"))
+        if at > len(data):
+            raise IndexError("an array of strings ends beyond the file")
+        self._at = at
+        return found
