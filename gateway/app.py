@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from litestar import Litestar, Request, Response
-from litestar.di import Provide
 from litestar.exceptions import HTTPException
 
 from gateway.catalog import load_backends
@@ -64,18 +63,14 @@ def _litestar(runtime: Runtime) -> Litestar:
         finally:
             await runtime.stop(_STOP_S)
 
-    def provide_runtime() -> Runtime:
-        return runtime
-
     return Litestar(
         route_handlers=[
             *text_routes(runtime),
             models_route(runtime),
-            *status_routes(),
-            *guarded_status_routes(guard_of(runtime)),
+            *status_routes(runtime),
+            *guarded_status_routes(runtime, guard_of(runtime)),
             other_routes(runtime),
         ],
-        dependencies={"runtime": Provide(provide_runtime, sync_to_thread=False, use_cache=True)},
         exception_handlers={Exception: _error_response},
         lifespan=[lifespan],
         openapi_config=None,

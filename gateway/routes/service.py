@@ -24,60 +24,49 @@ def version() -> str:
         return "unknown"
 
 
-@get("/health/live", sync_to_thread=False)
-def live(runtime: Runtime) -> Response[dict[str, Any]]:
-    """The process answers, and its engine has not died."""
-    failure = runtime.failure()
-    if failure is not None:
-        return Response({"status": "dead", "message": failure}, status_code=503)
-    return Response({"status": "live"})
+def status_routes(runtime: Runtime) -> list[HTTPRouteHandler]:
+    @get("/health/live", sync_to_thread=False)
+    def live() -> Response[dict[str, Any]]:
+        """The process answers, and its engine has not died."""
+        failure = runtime.failure()
+        if failure is not None:
+            return Response({"status": "dead", "message": failure}, status_code=503)
+        return Response({"status": "live"})
 
+    @get("/health/ready", sync_to_thread=False)
+    def ready() -> Response[dict[str, Any]]:
+        """Work is taken, and is answered as fast as it ever will be."""
+        statuses = {backend.name: backend.status() for backend in runtime.catalog.backends}
+        backends = {name: {"ready": status.ready, "message": status.message} for name, status in statuses.items()}
+        if runtime.ready():
+            return Response({"status": "ready", "backends": backends})
+        word = "draining" if runtime.draining else "not ready"
+        return Response({"status": word, "backends": backends}, status_code=503, headers={"retry-after": "1"})
 
-@get("/health/ready", sync_to_thread=False)
-def ready(runtime: Runtime) -> Response[dict[str, Any]]:
-    """Work is taken, and is answered as fast as it ever will be."""
-    backends = {
-        backend.name: {"ready": status.ready, "message": status.message}
-        for backend in runtime.catalog.backends
-        for status in (backend.status(),)
-    }
-    is_ready = runtime.ready()
-    word = "ready" if is_ready else "draining" if runtime.draining else "not ready"
-    return Response(
-        {"status": word, "backends": backends},
-        status_code=200 if is_ready else 503,
-        headers={} if is_ready else {"retry-after": "1"},
-    )
+    @get(["/health", "/ping"], sync_to_thread=False)
+    def health() -> Response[str]:
+        """As vLLM: an empty body, and 503 when the engine is dead."""
+        return Response("", media_type=MediaType.TEXT, status_code=200 if runtime.failure() is None else 503)
 
+    @get("/version", sync_to_thread=False)
+    def show_version() -> dict[str, str]:
+        return {"version": version()}
 
-@get(["/health", "/ping"], sync_to_thread=False)
-def health(runtime: Runtime) -> Response[str]:
-    """As vLLM: an empty body, and 503 when the engine is dead."""
-    return Response("", media_type=MediaType.TEXT, status_code=200 if runtime.failure() is None else 503)
+    @get("/load", sync_to_thread=False)
+    def load() -> dict[str, float]:
+        """Requests being answered, this one apart."""
+        return {"server_load": max(runtime.metrics.in_flight - 1, 0)}
 
-
-@get("/version", sync_to_thread=False)
-def show_version() -> dict[str, str]:
-    return {"version": version()}
-
-
-@get("/load", sync_to_thread=False)
-def load(runtime: Runtime) -> dict[str, float]:
-    """Requests being answered, this one apart."""
-    return {"server_load": max(runtime.metrics.in_flight - 1, 0)}
-
-
-def status_routes() -> list[HTTPRouteHandler]:
     return [live, ready, health, show_version, load]
 
 
-def guarded_status_routes(guard: Guard) -> list[HTTPRouteHandler]:
+def guarded_status_routes(runtime: Runtime, guard: Guard) -> list[HTTPRouteHandler]:
     @get("/metrics", sync_to_thread=False, guards=[guard])
-    def metrics(runtime: Runtime) -> Response[bytes]:
+    def metrics() -> Response[bytes]:
         return Response(runtime.metrics.render(), headers={"content-type": CONTENT_TYPE})
 
     @get("/tokenizer_info", guards=[guard], sync_to_thread=False)
-    def info(runtime: Runtime) -> dict[str, Any]:
+    def info() -> dict[str, Any]:
         """What evaluation harnesses ask for to build prompts themselves."""
         served = runtime.catalog.find(None)
         if served is None:

@@ -1,4 +1,4 @@
-"""A backend whose model is a formula: a real tokenizer, log-probabilities that depend on the prompt, and faults to order."""
+"""A backend whose model is a formula: a real tokenizer, scores that depend on the prompt, and faults to order."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from backends.base import (
     RenderedPrompt,
     Sampling,
     Timing,
-    TokenLogprob,
     Tokenizer,
+    TokenLogprob,
 )
 from gateway.app import Application
 from gateway.runtime import Runtime
@@ -157,7 +157,7 @@ def logprobs_after(token_ids: Sequence[int], vocab_size: int) -> np.ndarray:
 
 
 class DoublePrefill(PrefillBackend):
-    """``fault``, when set, is raised by the next prefills; ``hold``, when set, is waited for; ``wait_s`` is predicted."""
+    """``fault``, when set, is raised by every prefill; ``hold``, when set, is waited for; ``wait_s`` is predicted."""
 
     name = "double"
 
