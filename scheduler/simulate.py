@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import sys
 from collections.abc import Callable, Sequence
@@ -23,6 +24,8 @@ _TIMES = (0.005, 4e-5, 1.3e-9)
 _LOADS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)  # of the rate at which a server without a cache is just busy
 _BLOCK_TOKENS = 32
 _SATURATED = 0.95
+
+_COLUMNS = ("rate/s", "mean s", "P50 s", "P99 s", "done/s", "reuse", "best", "passes", "parked")
 
 Build = Callable[[SchedulerConfig, JobTimeModel, PrefixIndex], Schedules]
 
@@ -96,8 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not requests:
         sys.exit("there is nothing to replay")
     rates = options.rates or ([0.0] if replayed else [load * _cold_rate(requests, setting) for load in _LOADS])
-    print(f"{'policy':14s} {'rate/s':>8s} {'mean s':>8s} {'P50 s':>8s} {'P99 s':>8s} {'done/s':>8s} {'hits':>7s} {'best':>7s}"
-          f" {'passes':>7s} {'parked':>7s}")  # fmt: skip
+    print("".join([f"{'policy':14s}", *(f"{name:>9s}" for name in _COLUMNS)]))
     curves: dict[str, list[tuple[float, Result]]] = {}
     for policy in options.policies:
         for rate in rates:
@@ -106,21 +108,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
             )
             result = run(timed, policy, setting)
             curves.setdefault(policy, []).append((rate, result))
-            best = (
-                best_hit_ratio(result.accesses, options.cache_tokens // _BLOCK_TOKENS) if options.best else float("nan")
-            )
-            shared = result.hit_tokens + result.shared_tokens
-            print(f"{policy:14s} {rate:8.3f} {result.mean_s:8.3f} {result.quantile_s(0.5):8.3f}"
-                  f" {result.quantile_s(0.99):8.3f} {result.throughput:8.3f}"
-                  f" {shared / (shared + result.computed_tokens):7.3f} {best:7.3f} {result.passes:7d} {result.parked:7d}",
-                  flush=True)  # fmt: skip
+            best = best_hit_ratio(result.accesses, options.cache_tokens // _BLOCK_TOKENS) if options.best else math.nan
+            figures = (rate, result.mean_s, result.quantile_s(0.5), result.quantile_s(0.99), result.throughput)
+            ratios = (result.reuse_ratio, best, result.passes, result.parked)
+            print("".join([f"{policy:14s}", *(f"{value:9.4g}" for value in (*figures, *ratios))]), flush=True)
     if options.plot:
         for path in draw(curves, Path(options.plot), title=options.workload):
             print(f"wrote {path}")
 
 
 def draw(curves: dict[str, list[tuple[float, Result]]], base: Path, title: str) -> list[Path]:
-    """Rate against mean and P99 latency, a line a policy, as ``base``.png and .svg. Needs matplotlib (extra ``plots``)."""
+    """Rate against mean and P99 latency, a line a policy, as ``base``.png and .svg. Needs matplotlib."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -180,13 +178,21 @@ def _parser() -> argparse.ArgumentParser:
         "workload", help="post (20 users × 50 posts), credit (60 histories), or a file of JSON lines: the request log"
     )
     parser.add_argument("--policies", type=names, default=list(POLICIES), help=f"some of {','.join(POLICIES)}")
-    parser.add_argument("--arrivals", choices=[*ARRIVALS, "replayed"], default=None,
-                        help="poisson, bursty, or replayed as in the file (default: poisson; replayed for a file)")  # fmt: skip
+    parser.add_argument(
+        "--arrivals",
+        choices=[*ARRIVALS, "replayed"],
+        help="poisson, bursty, or replayed as in the file (default: poisson; replayed for a file)",
+    )
     parser.add_argument("--rates", type=lambda t: [float(r) for r in t.split(",")], help="requests a second")
     parser.add_argument("--users", type=int, default=20, help="of the workload post (default: %(default)s)")
     parser.add_argument("--order", choices=["shuffled", "by-user"], default="shuffled", help="of the workload post")
-    parser.add_argument("--times", type=three, default=_TIMES, metavar="A,B,C",
-                        help="job times: s a pass, s a token, s a query-key pair (default: an 8B model on a GPU)")  # fmt: skip
+    parser.add_argument(
+        "--times",
+        type=three,
+        default=_TIMES,
+        metavar="A,B,C",
+        help="job times: s a pass, s a token, s a query-key pair (default: an 8B model on a GPU)",
+    )
     parser.add_argument("--cache-tokens", type=int, default=150_000, help="prefix cache (default: %(default)s)")
     parser.add_argument("--fairness", type=float, default=0.1, help="λ (default: %(default)s)")
     parser.add_argument("--noise", type=float, default=0.0, help="σ of log pass time around the model's (default: 0)")

@@ -130,10 +130,10 @@ class Result:
         return len(self.answered) / (self.ended_s - begun) if self.ended_s > begun else 0.0
 
     @property
-    def hit_ratio(self) -> float:
-        """Share of prompt tokens that were read from the cache."""
-        asked = self.hit_tokens + self.shared_tokens + self.computed_tokens
-        return self.hit_tokens / asked if asked else 0.0
+    def reuse_ratio(self) -> float:
+        """Share of prompt tokens that were read from the cache, or computed for another job of the same pass."""
+        reused = self.hit_tokens + self.shared_tokens
+        return reused / (reused + self.computed_tokens) if reused else 0.0
 
 
 @dataclass(slots=True, eq=False)

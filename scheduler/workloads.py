@@ -120,9 +120,8 @@ def read_trace(lines: Iterable[str]) -> list[Request]:
             if "prompts" in line:
                 prompts = tuple(Prompt(**prompt) for prompt in line.pop("prompts"))
                 own.append(Request(prompts=prompts, **line))
-            elif line["backend"] == "prefill-only" and line["tokens"] and line["status"] == 200:
-                if len(line["tokens"]) == len(line["prefix_groups"]):
-                    logged.append({**line, "arrival": float(line["arrival"])})
+            elif line["backend"] == "prefill-only" and line["status"] == 200 and line["prefix_groups"]:
+                logged.append({**line, "arrival": float(line["arrival"])})
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"line {number} of the trace: {error!r}") from None
     found = sorted([*own, *_from_log(logged)], key=lambda request: request.arrival_s)
