@@ -99,14 +99,16 @@ struct HeadTask {
   const AttentionArgs& args;
   const Input *k, *v;    // of this kv head
   const int32_t* pages;  // of this segment
-  int64_t group, rows, start, units;
+  int64_t group, start, first_head, first_query;
+  int64_t units;
   float score_scale;  // from a stored score to the exponent of 2
+  int page_shift;
 
   const Input* key(int64_t position) const {
-    return k + pages[position / args.page_tokens] * args.k_page + position % args.page_tokens * args.k_row;
+    return k + pages[position >> page_shift] * args.k_page + (position & (args.page_tokens - 1)) * args.k_row;
   }
   const Input* value(int64_t position) const {
-    return v + pages[position / args.page_tokens] * args.v_page + position % args.page_tokens * args.v_row;
+    return v + pages[position >> page_shift] * args.v_page + (position & (args.page_tokens - 1)) * args.v_row;
   }
 };
 
@@ -119,48 +121,49 @@ struct RowTile {
   int32_t* positions;   // [kTileRows]
   int64_t first, rows;  // rows of the segment and kv head
   int64_t lowest, highest;
+  struct {
+    int64_t query, head;  // of each row
+  } at[kTileRows];
 };
 
-// scores[key, row] for one group of keys, and their maximum so far.
+// out[j, row] = Σ_unit q[unit, row] · keys[j][unit] for kBroadcasts keys. Returns nothing but these: only then does the
+// compiler keep all sums in registers.
 template <class Dot, int Vecs>
-inline void score_group(const HeadTask<Dot>& task, const RowTile& tile, const float* const (&keys)[kKeyGroup],
-                        int64_t position, bool masked, float* scores, Vec (&top)[Vecs]) {
-  for (int base = 0; base < kKeyGroup; base += kBroadcasts) {
-    Vec sum[kBroadcasts][Vecs];
-    for (int j = 0; j < kBroadcasts; ++j)
-      for (int i = 0; i < Vecs; ++i) sum[j][i] = zero();
-    const float* q = tile.q;
-    for (int64_t unit = 0; unit < task.units; ++unit, q += kTileRows) {
-      Vec row[Vecs];
-      for (int i = 0; i < Vecs; ++i) row[i] = load(q + i * kLanes);
-      for (int j = 0; j < kBroadcasts; ++j) {
-        const Vec key = bits_of(keys[base + j] + unit);
-        for (int i = 0; i < Vecs; ++i) sum[j][i] = Dot::dot(row[i], key, sum[j][i]);
-      }
+inline void multiply(const float* q, const float* const* keys, int64_t units, float* out) {
+  Vec sum[kBroadcasts][Vecs];
+  for (int j = 0; j < kBroadcasts; ++j)
+    for (int i = 0; i < Vecs; ++i) sum[j][i] = zero();
+  for (int64_t unit = 0; unit < units; ++unit, q += kTileRows) {
+    Vec row[Vecs];
+    for (int i = 0; i < Vecs; ++i) row[i] = load(q + i * kLanes);
+    for (int j = 0; j < kBroadcasts; ++j) {
+      const Vec key = bits_of(keys[j] + unit);
+      for (int i = 0; i < Vecs; ++i) sum[j][i] = Dot::dot(row[i], key, sum[j][i]);
     }
-    if (task.args.soft_cap > 0) {
-      const Vec inner = set1(task.args.scale / task.args.soft_cap), outer = set1(task.args.soft_cap * kLog2E);
-      for (int j = 0; j < kBroadcasts; ++j)
-        for (int i = 0; i < Vecs; ++i) sum[j][i] = tanh(sum[j][i] * inner) * outer;
-    }
-    if (masked) {
-      const int64_t window = task.args.window > 0 ? task.args.window : INT32_MAX;
-      for (int i = 0; i < Vecs; ++i) {
+  }
+  for (int j = 0; j < kBroadcasts; ++j)
+    for (int i = 0; i < Vecs; ++i) store(out + j * kTileRows + i * kLanes, sum[j][i]);
+}
+
+// Soft cap and mask of the scores of one group of keys, in place.
+template <int Vecs>
+void adjust(const AttentionArgs& args, const RowTile& tile, int64_t position, bool masked, float* scores) {
+  const Vec inner = set1(args.scale / args.soft_cap), outer = set1(args.soft_cap * kLog2E);
+  const int64_t window = args.window > 0 ? args.window : INT32_MAX;
+  for (int j = 0; j < kKeyGroup; ++j) {
+    // Key k is seen from positions k ... k + window - 1.
+    const int64_t key = position + j, end = key + window < INT32_MAX ? key + window : INT32_MAX;
+    const VecInt before = set1_int(static_cast<int32_t>(key - 1)), behind = set1_int(static_cast<int32_t>(end));
+    for (int i = 0; i < Vecs; ++i) {
+      float* place = scores + j * kTileRows + i * kLanes;
+      Vec score = load(place);
+      if (args.soft_cap > 0) score = tanh(score * inner) * outer;
+      if (masked) {
         const VecInt at = load_int(tile.positions + i * kLanes);
-        for (int j = 0; j < kBroadcasts; ++j) {
-          const int64_t key = position + base + j;  // seen by positions in [key, key + window)
-          const int64_t end = key + window < INT32_MAX ? key + window : INT32_MAX;
-          const Mask seen = both(greater(at, set1_int(static_cast<int32_t>(key - 1))),
-                                 greater(set1_int(static_cast<int32_t>(end)), at));
-          sum[j][i] = select(seen, sum[j][i], set1(kMasked));
-        }
+        score = select(both(greater(at, before), greater(behind, at)), score, set1(kMasked));
       }
+      store(place, score);
     }
-    for (int j = 0; j < kBroadcasts; ++j)
-      for (int i = 0; i < Vecs; ++i) {
-        top[i] = max(top[i], sum[j][i]);
-        store(scores + (base + j) * kTileRows + i * kLanes, sum[j][i]);
-      }
   }
 }
 
@@ -170,24 +173,30 @@ template <class Dot, int Vecs>
 void take_keys(const HeadTask<Dot>& task, const RowTile& tile, int64_t key_tile, int64_t first, int64_t last,
                const float* keys, const float* values, float* scores, float* weights) {
   const int64_t dims = task.args.head_dim, window = task.args.window;
-  Vec top[Vecs];
-  for (int i = 0; i < Vecs; ++i) top[i] = set1(kMasked);
   for (int64_t position = first; position < last; position += kKeyGroup) {
     const float* rows[kKeyGroup];
+    const float* group = Dot::kKeysInPlace ? reinterpret_cast<const float*>(task.key(position))
+                                           : keys + (position - key_tile) * dims;
+    const int64_t stride = Dot::kKeysInPlace ? task.args.k_row * sizeof(typename Dot::Input) : dims * sizeof(float);
     for (int j = 0; j < kKeyGroup; ++j)
-      rows[j] = Dot::kKeysInPlace
-                    ? reinterpret_cast<const float*>(task.key(position) + j * task.args.k_row)
-                    : keys + (position - key_tile + j) * dims;
-    const bool masked =
-        position + kKeyGroup - 1 > tile.lowest || (window > 0 && position <= tile.highest - window);
-    score_group<Dot, Vecs>(task, tile, rows, position, masked, scores + (position - key_tile) * kTileRows, top);
+      rows[j] = reinterpret_cast<const float*>(reinterpret_cast<const char*>(group) + j * stride);
+    float* out = scores + (position - key_tile) * kTileRows;
+    for (int j = 0; j < kKeyGroup; j += kBroadcasts)
+      multiply<Dot, Vecs>(tile.q, rows + j, task.units, out + j * kTileRows);
+    const bool masked = position + kKeyGroup - 1 > tile.lowest || (window > 0 && position <= tile.highest - window);
+    if (masked || task.args.soft_cap > 0) adjust<Vecs>(task.args, tile, position, masked, out);
   }
 
   const Vec scale = set1(task.score_scale);
   Vec rescale[Vecs];
   for (int i = 0; i < Vecs; ++i) {
+    Vec high = set1(kMasked), high_odd = high;
+    for (int64_t j = first - key_tile; j < last - key_tile; j += 2) {
+      high = max(high, load(scores + j * kTileRows + i * kLanes));
+      high_odd = max(high_odd, load(scores + (j + 1) * kTileRows + i * kLanes));
+    }
     const Vec old = load(tile.top + i * kLanes);
-    const Vec now = max(old, top[i] * scale);
+    const Vec now = max(old, max(high, high_odd) * scale);
     rescale[i] = exp2<6>(old - now);
     store(tile.top + i * kLanes, now);
     Vec even = zero(), odd = zero();
@@ -222,30 +231,29 @@ void take_keys(const HeadTask<Dot>& task, const RowTile& tile, int64_t key_tile,
 }
 
 template <class Dot>
-void begin_tile(const HeadTask<Dot>& task, RowTile& tile, int64_t kv_head) {
+void begin_tile(const HeadTask<Dot>& task, RowTile& tile) {
   const AttentionArgs& args = task.args;
-  const auto* q = static_cast<const typename Dot::Input*>(args.q);
+  int64_t query = tile.first / task.group, head = tile.first % task.group;
   for (int64_t lane = 0; lane < kTileRows; ++lane) {
-    const int64_t row = tile.first + (lane < tile.rows ? lane : tile.rows - 1);
-    tile.positions[lane] = static_cast<int32_t>(task.start + row / task.group);
-    const float* sinks = args.sinks;
-    tile.top[lane] = sinks ? sinks[kv_head * task.group + row % task.group] * kLog2E : kStart;
-    tile.total[lane] = sinks ? 1.0f : 0.0f;
+    tile.at[lane] = {task.first_query + query, task.first_head + head};
+    tile.positions[lane] = static_cast<int32_t>(task.start + query);
+    tile.top[lane] = args.sinks ? args.sinks[task.first_head + head] * kLog2E : kStart;
+    tile.total[lane] = args.sinks ? 1.0f : 0.0f;
+    if (lane + 1 < tile.rows && ++head == task.group) head = 0, ++query;
   }
   tile.lowest = tile.positions[0];
-  tile.highest = tile.positions[tile.rows - 1];
+  tile.highest = tile.positions[kTileRows - 1];
   memset(tile.acc, 0, args.head_dim * kTileRows * sizeof(float));
-  for (int64_t lane = 0; lane < kTileRows; lane += kLanes) {
+
+  const auto* q = static_cast<const typename Dot::Input*>(args.q);
+  const int64_t lanes = (tile.rows + kLanes - 1) / kLanes * kLanes;
+  for (int64_t lane = 0; lane < lanes; lane += kLanes) {
     for (int64_t unit = 0; unit < task.units; unit += kLanes) {
       const int64_t count = task.units - unit < kLanes ? task.units - unit : kLanes;
       Vec block[kLanes];
       for (int64_t j = 0; j < kLanes; ++j) {
-        if (lane + j >= tile.rows) {
-          block[j] = zero();
-          continue;
-        }
-        const int64_t row = tile.first + lane + j;
-        const auto* source = q + row / task.group * args.q_row + row % task.group * args.q_head + unit * Dot::kPack;
+        const auto at = tile.at[lane + j];
+        const auto* source = q + at.query * args.q_row + at.head * args.q_head + unit * Dot::kPack;
         if (count == kLanes) {
           block[j] = Dot::load_units(source);
         } else {
@@ -261,9 +269,9 @@ void begin_tile(const HeadTask<Dot>& task, RowTile& tile, int64_t kv_head) {
 }
 
 template <class Dot>
-void end_tile(const HeadTask<Dot>& task, const RowTile& tile, int64_t first_query, int64_t kv_head) {
+void end_tile(const HeadTask<Dot>& task, const RowTile& tile) {
   const AttentionArgs& args = task.args;
-  auto* out = static_cast<typename Dot::Input*>(args.out) + first_query * args.out_row;
+  auto* out = static_cast<typename Dot::Input*>(args.out);
   for (int64_t lane = 0; lane < tile.rows; lane += kLanes) {
     const Vec inverse = set1(1.0f) / load(tile.total + lane);
     for (int64_t d = 0; d < args.head_dim; d += kLanes) {
@@ -271,22 +279,21 @@ void end_tile(const HeadTask<Dot>& task, const RowTile& tile, int64_t first_quer
       for (int j = 0; j < kLanes; ++j) block[j] = load(tile.acc + (d + j) * kTileRows + lane) * inverse;
       transpose(block);
       for (int64_t j = 0; j < kLanes && lane + j < tile.rows; ++j) {
-        const int64_t row = tile.first + lane + j, head = kv_head * task.group + row % task.group;
-        store(out + row / task.group * args.out_row + head * args.out_head + d, block[j]);
+        const auto at = tile.at[lane + j];
+        store(out + at.query * args.out_row + at.head * args.out_head + d, block[j]);
       }
     }
   }
   if (!args.lse) return;
   for (int64_t lane = 0; lane < tile.rows; ++lane) {
-    const int64_t row = tile.first + lane, head = kv_head * task.group + row % task.group;
-    args.lse[(first_query + row / task.group) * args.lse_row + head * args.lse_head] =
-        tile.top[lane] * kLn2 + logf(tile.total[lane]);
+    const auto at = tile.at[lane];
+    args.lse[at.query * args.lse_row + at.head * args.lse_head] = tile.top[lane] * kLn2 + logf(tile.total[lane]);
   }
 }
 
 // Rows [first_row, first_row + count) of one segment and kv head: several tiles share each packed tile of values.
 template <class Dot>
-void attend_block(const HeadTask<Dot>& task, int64_t first_query, int64_t kv_head, int64_t first_row, int64_t count) {
+void attend_block(const HeadTask<Dot>& task, int64_t first_row, int64_t count) {
   const AttentionArgs& args = task.args;
   const int64_t dims = args.head_dim, window = args.window;
   const int64_t tiles = (count + kTileRows - 1) / kTileRows;
@@ -311,7 +318,7 @@ void attend_block(const HeadTask<Dot>& task, int64_t first_query, int64_t kv_hea
     tile[i].positions = reinterpret_cast<int32_t*>(tile[i].total + kTileRows);
     tile[i].first = first_row + i * kTileRows;
     tile[i].rows = count - i * kTileRows < kTileRows ? count - i * kTileRows : kTileRows;
-    begin_tile(task, tile[i], kv_head);
+    begin_tile(task, tile[i]);
   }
 
   auto lowest_key = [window](int64_t position) { return window > 0 && position >= window ? position - window + 1 : 0; };
@@ -341,7 +348,7 @@ void attend_block(const HeadTask<Dot>& task, int64_t first_query, int64_t kv_hea
       take(task, tile[i], key_tile, first, last, keys, values, scores, weights);
     }
   }
-  for (int64_t i = 0; i < tiles; ++i) end_tile(task, tile[i], first_query, kv_head);
+  for (int64_t i = 0; i < tiles; ++i) end_tile(task, tile[i]);
 }
 
 template <class Dot>
@@ -380,19 +387,19 @@ void attend(const AttentionArgs& args, Pool pool) {
     const int64_t rest = number - (segment ? ends[segment - 1] : 0);
     const int64_t kv_head = rest / blocks, block = blocks - 1 - rest % blocks;
     const int64_t first_query = args.cu_q[segment], rows = (args.cu_q[segment + 1] - first_query) * group;
-    AttentionArgs shifted = args;
-    shifted.q = static_cast<const Input*>(args.q) + first_query * args.q_row + kv_head * group * args.q_head;
-    const HeadTask<Dot> task{shifted,
+    const HeadTask<Dot> task{args,
                              static_cast<const Input*>(args.k) + kv_head * args.k_head,
                              static_cast<const Input*>(args.v) + kv_head * args.v_head,
                              args.page_table + segment * args.table_row,
                              group,
-                             rows,
                              args.q_pos[segment],
+                             kv_head * group,
+                             first_query,
                              args.head_dim / Dot::kPack,
-                             args.soft_cap > 0 ? 1.0f : args.scale * kLog2E};
+                             args.soft_cap > 0 ? 1.0f : args.scale * kLog2E,
+                             __builtin_ctzll(args.page_tokens)};
     const int64_t first_row = block * block_tiles * kTileRows, left = rows - first_row;
-    attend_block(task, first_query, kv_head, first_row, left < block_tiles * kTileRows ? left : block_tiles * kTileRows);
+    attend_block(task, first_row, left < block_tiles * kTileRows ? left : block_tiles * kTileRows);
   });
   free(ends);
 }
