@@ -124,13 +124,11 @@ class JobQueue:
 
     def take(self, jobs: Sequence[Job]) -> None:
         """They are to be computed: out of the queue, and charged to their tenants."""
-        shares = [self._share * self._tenants[job.tenant].served for job in jobs]
-        for job, share in zip(jobs, shares, strict=True):
+        for job in jobs:
             tenant = self._tenants[job.tenant]
             self._virtual = max(self._virtual, tenant.served)
             tenant.served += job.cost_s / tenant.weight
             self.remove(job.job_id)
-            job.key += share
         for name in {job.tenant for job in jobs}:
             self._show_head(name, self._tenants[name])
 
@@ -163,7 +161,12 @@ class JobQueue:
 
     def score(self, job: Job) -> float:
         """The key of a waiting job with its tenant's share."""
-        return job.key + self._share * self._tenants[job.tenant].served
+        return job.key + self.charge(job.tenant)
+
+    def charge(self, tenant: str) -> float:
+        """What service had by now adds to the keys of a tenant, of its passes that have begun as of its waiting jobs."""
+        known = self._tenants.get(tenant)
+        return 0.0 if known is None else self._share * known.served
 
     def in_order(self) -> Iterator[Job]:
         """All, first to run first, as if none of them were charged. The queue must not change meanwhile."""

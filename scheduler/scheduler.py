@@ -73,14 +73,11 @@ class RunningPass:
     predicted_s: float
     started_s: float
     remaining_s: float
-    standing: float  # its score without what remains of it
+    standing: float  # its key without what remains of it
+    tenant: str  # whose service counts against it
     deadline_s: float  # the tightest of its jobs'
     bytes: int = 0
     parked_times: int = 0
-
-    @property
-    def score(self) -> float:
-        return self.remaining_s + self.standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,9 +187,9 @@ class Scheduler:
 
     def next_pass(self, now: float, parked: Sequence[RunningPass] = (), *, resume_only: bool = False) -> Decision:
         """What to compute, with nothing computing. ``resume_only``: begin nothing new, there is no room."""
-        best = min(parked, key=lambda view: view.score, default=None)
+        best = min(parked, key=self._score, default=None)
         head = None if resume_only else self._queue.head()
-        if head is None or (best is not None and best.score <= self._queue.head_score()):
+        if head is None or (best is not None and self._score(best) <= self._queue.head_score()):
             return Decision([], best)
         urgent = self._urgent(parked, head.remaining_s, now)
         if urgent is not None:
@@ -209,13 +206,15 @@ class Scheduler:
         predicted = self.model.predict_many(segments) + sum(job.extra_s for job in jobs)
         self._started_jobs += len(jobs)
         self._started_passes += 1
+        first = min(jobs, key=lambda job: job.key - job.remaining_s)
         return RunningPass(
             jobs=list(jobs),
             segments=list(segments),
             predicted_s=predicted,
             started_s=now,
             remaining_s=predicted,
-            standing=min(job.key - job.remaining_s for job in jobs),
+            standing=first.key - first.remaining_s,
+            tenant=first.tenant,
             deadline_s=min((job.deadline_s for job in jobs if job.deadline_s is not None), default=math.inf),
         )
 
@@ -297,6 +296,10 @@ class Scheduler:
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
+    def _score(self, view: RunningPass) -> float:
+        """Of a pass that has begun, to compare with scores of waiting jobs: both are charged for service had by now."""
+        return view.standing + view.remaining_s + self._queue.charge(view.tenant)
+
     def _add(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             cached = self.index.match(job.block_hashes, job.max_cached_blocks)
@@ -355,7 +358,7 @@ class Scheduler:
         """Predicted time until ``job``, which waits, is answered, with everything before it in order."""
         score = self._queue.score(job)
         work = self._queue.ahead_s(job) + job.cost_s
-        begun = sum(v.remaining_s for v in self._parked if v.score <= score or self._pressed(v, work, now))
+        begun = sum(v.remaining_s for v in self._parked if self._score(v) <= score or self._pressed(v, work, now))
         running = self._running
         if running is not None and (not self._yields(running, score) or self._pressed(running, work, now)):
             begun += running.remaining_s
@@ -385,7 +388,7 @@ class Scheduler:
         if config.policy != "srjf" or len(self._parked) >= config.max_parked:
             return False
         margin = max(config.hysteresis_s, config.hysteresis_share * running.remaining_s)
-        if score + margin >= running.score or running.parked_times >= config.max_parked_times:
+        if score + margin >= self._score(running) or running.parked_times >= config.max_parked_times:
             return False
         held = sum(view.bytes for view in self._parked) + running.bytes
         return config.max_parked_bytes is None or held <= config.max_parked_bytes
