@@ -28,3 +28,23 @@ ATTENTION: dict[tuple[int, str, int], tuple[int, int, int, int]] = {
     (100, "32", 128): (16, 16, 4, 1),
     (100, "32", 256): (16, 16, 8, 1),
 }
+
+# (capability, dtype); block_n is no smaller than block_m
+MATMUL: dict[tuple[int, str], tuple[int, int, int, int, int]] = {
+    (80, "16"): (128, 128, 32, 8, 3),
+    (80, "32"): (64, 64, 32, 4, 2),
+    (90, "16"): (128, 256, 64, 8, 3),
+    (90, "32"): (64, 64, 32, 4, 2),
+    (100, "16"): (128, 256, 64, 8, 3),
+    (100, "32"): (64, 64, 32, 4, 2),
+}
+
+# (capability, dtype of the activations)
+QUANTISED_MATMUL: dict[tuple[int, str], tuple[int, int, int, int, int]] = {
+    (80, "16"): (128, 128, 64, 8, 3),
+    (80, "32"): (64, 64, 32, 4, 2),
+    (90, "16"): (128, 128, 64, 8, 3),
+    (90, "32"): (64, 64, 32, 4, 2),
+    (100, "16"): (128, 128, 64, 8, 3),
+    (100, "32"): (64, 64, 32, 4, 2),
+}

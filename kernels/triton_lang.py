@@ -1,7 +1,7 @@
 """What the Triton kernels share: rounding, matrix products, launching. Imported only where triton is wanted.
 
-Arithmetic on 16-bit operands goes through fp32 in every kernel, and `rounded` and `dot` stand in for a cast and `tl.dot`,
-because Triton's interpreter keeps bfloat16 as bit patterns: it would truncate the one and corrupt the other.
+Arithmetic on 16-bit operands goes through fp32 in every kernel, and `rounded` and `dot` stand in for a cast and
+`tl.dot`, because Triton's interpreter keeps bfloat16 as bit patterns: it would truncate the one and corrupt the other.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def rounded(x, dtype: tl.constexpr):
 
 @triton.jit
 def dot(a, b, acc):
-    """acc + a · b in fp32, on tensor cores; fp32 operands as three tf32 products, which keeps about fp32's precision."""
+    """acc + a · b in fp32, on tensor cores; fp32 operands as three tf32 products, to about fp32's precision."""
     if INTERP:
         r = tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
     elif a.dtype == tl.float32:
@@ -71,7 +71,7 @@ def launch(kernel: Any, grid: tuple[int, ...], device: torch.device, *args: Any,
 
 @contextlib.contextmanager
 def redirected(capability: int, launcher: Launcher) -> Iterator[None]:
-    """Within, `launch` hands kernels to `launcher` instead, and `capability_of` says `capability`: see compile_only.py."""
+    """Within, `launch` hands kernels to `launcher` and `capability_of` says `capability`: see compile_only.py."""
     global _redirection
     outer, _redirection = _redirection, (capability, launcher)
     try:

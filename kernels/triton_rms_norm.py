@@ -62,6 +62,4 @@ def _rms_norm_kernel(
     scale = tl.rsqrt(tl.sum(wide * wide, 1) / SIZE + eps)
     factor = tl.load(weight + dims, mask=dims < SIZE, other=0.0).to(tl.float32) + offset
     result = wide * scale[:, None] * factor[None, :]
-    tl.store(
-        out + n * stride_on + head * stride_oh + dims[None, :], rounded(result, out.dtype.element_ty), mask=mask
-    )
+    tl.store(out + n * stride_on + head * stride_oh + dims[None, :], rounded(result, out.dtype.element_ty), mask=mask)

@@ -49,7 +49,7 @@ def kv_write(
         _kv_write_kernel, (rows, triton.cdiv(heads, at_once)), k.device,
         k, v, k_pages, v_pages, slots, cos, sin, positions, heads,
         k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-        k_pages.stride(0), k_pages.stride(1), k_pages.stride(2), v_pages.stride(0), v_pages.stride(1), v_pages.stride(2),
+        *k_pages.stride()[:3], *v_pages.stride()[:3],
         0 if cos is None else cos.stride(0), 0 if sin is None else sin.stride(0), slots.stride(0),
         0 if positions is None else positions.stride(0),
         HEAD_DIM=head_dim, HALF=half, BLOCK_D=block, BLOCK_HALF=triton.next_power_of_2(max(1, half)), HEADS=at_once,

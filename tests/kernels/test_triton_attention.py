@@ -103,7 +103,7 @@ def test_no_segments(device: torch.device) -> None:
     assert out.numel() == 0 and lse.numel() == 0
 
 
-# --- the fixed order ---------------------------------------------------------------------------------------------------
+# --- the fixed order --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype, window", [(torch.float32, 0), (torch.bfloat16, 0), (torch.bfloat16, 50)], ids=str)
