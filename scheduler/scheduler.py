@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -78,6 +78,7 @@ class RunningPass:
     deadline_s: float  # the tightest of its jobs'
     bytes: int = 0
     parked_times: int = 0
+    served_s: float = 0.0  # of its predicted time, what its tenants have been charged for
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +144,7 @@ class Scheduler:
         except Refused as refusal:
             self._refusals[refusal.reason] += 1
             raise
-        for job in jobs:
-            if job.deadline_s is not None:
-                heapq.heappush(self._latest_starts, (job.deadline_s - job.remaining_s, job.job_id))
+        self._watch(jobs)
 
     def cancel(self, job_id: int) -> bool:
         """Whether it waited, and does no longer."""
@@ -154,9 +153,8 @@ class Scheduler:
     def requeue(self, jobs: Sequence[Job]) -> None:
         """Puts back what ``next_pass`` gave out and could not be begun. No bound applies."""
         for job in jobs:
-            self._queue.put_back(job)
-            if job.deadline_s is not None:
-                heapq.heappush(self._latest_starts, (job.deadline_s - job.remaining_s, job.job_id))
+            self._queue.add(job)
+        self._watch(jobs)
 
     def expire(self, now: float) -> list[Job]:
         """Takes out the waiting jobs that cannot meet their deadline any more, even if begun at once."""
@@ -238,6 +236,7 @@ class Scheduler:
 
     def park(self, running: RunningPass, now: float) -> None:
         """``running`` lies until ``next_pass`` resumes it."""
+        self._charge(running, running.predicted_s - running.remaining_s)
         running.parked_times += 1
         for job in running.jobs:
             job.parked_times += 1
@@ -252,6 +251,7 @@ class Scheduler:
             self._running = None
         if running in self._parked:
             self._parked.remove(running)
+        self._charge(running, running.predicted_s if seconds is not None else running.predicted_s - running.remaining_s)
         if seconds is None:
             return
         self.model.observe(running.segments, seconds - sum(job.extra_s for job in running.jobs))
@@ -296,9 +296,18 @@ class Scheduler:
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
+    def _charge(self, view: RunningPass, served_s: float) -> None:
+        """Charges the tenants of a pass for what it has been served since it last was, each for its jobs' part."""
+        whole = sum(job.cost_s for job in view.jobs)
+        for job in view.jobs:
+            self._queue.serve(job.tenant, (served_s - view.served_s) * job.cost_s / whole if whole > 0 else 0.0)
+        view.served_s = served_s
+
     def _score(self, view: RunningPass) -> float:
-        """Of a pass that has begun, to compare with scores of waiting jobs: both are charged for service had by now."""
-        return view.standing + view.remaining_s + self._queue.charge(view.tenant)
+        """Of a pass that has begun, to compare with scores of waiting jobs: both are charged for service had by now.
+
+        What remains is divided by those who wait for it (Smith's rule): leaving a pass makes all of them wait."""
+        return view.standing + view.remaining_s / len(view.jobs) + self._queue.charge(view.tenant)
 
     def _add(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
@@ -306,6 +315,16 @@ class Scheduler:
             before = cached * self.config.block_tokens
             job.predicted_s = self.model.predict(job.total_tokens - before, before) + job.extra_s
             self._queue.add(job)
+
+    def _watch(self, jobs: Iterable[Job]) -> None:
+        """Files the deadlines of ``jobs``, which wait now."""
+        starts = self._latest_starts
+        if len(starts) > 2 * self._queue.with_deadline + 256:  # mostly of jobs that left
+            starts[:] = [entry for entry in starts if entry[1] in self._queue]
+            heapq.heapify(starts)
+        for job in jobs:
+            if job.deadline_s is not None:
+                heapq.heappush(starts, (job.deadline_s - job.remaining_s, job.job_id))
 
     def _withdraw(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
@@ -387,7 +406,7 @@ class Scheduler:
         config = self.config
         if config.policy != "srjf" or len(self._parked) >= config.max_parked:
             return False
-        margin = max(config.hysteresis_s, config.hysteresis_share * running.remaining_s)
+        margin = max(config.hysteresis_s, config.hysteresis_share * running.remaining_s / len(running.jobs))
         if score + margin >= self._score(running) or running.parked_times >= config.max_parked_times:
             return False
         held = sum(view.bytes for view in self._parked) + running.bytes

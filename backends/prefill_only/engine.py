@@ -384,6 +384,11 @@ class Engine:
             index.unpin(running.pinned)
             complete = succeeded and not any(e.pass_job.cancelled for e in running.entries)
             self._scheduler.finished(view, running.compute_s if complete else None, now)
+        log.debug(
+            "pass: %d jobs, %d tokens computed, %d cached, parked %d times, %.1f ms predicted, %.1f ms taken",
+            len(running.entries), running.rows, sum(running.cached_tokens), view.parked_times,
+            view.predicted_s * 1e3, running.compute_s * 1e3,
+        )  # fmt: skip
         self._metrics.passes.inc()
         self._metrics.pass_seconds.observe(running.compute_s)
 
