@@ -34,6 +34,6 @@ class Job:
     remaining_s: float = 0.0  # alone, with what is cached now
     cost_s: float = 0.0  # what it adds to the backlog: a prefix shared with others that wait counts once
     defer_s: float = 0.0  # added to the key so that it does not make accepted deadlines fail
-    key: float = 0.0  # place in its tenant's order; once taken, with the tenant's share added
+    key: float = 0.0  # place in its tenant's order
     parked_times: int = 0
     payload: object = field(default=None, repr=False)  # the engine's own record

@@ -19,8 +19,7 @@ from scheduler.job_time import JobTimeModel, Segment
 
 __all__ = ["PackLimits", "pack", "segments_of"]
 
-_TRIED = 8  # candidates in a row that may not fit before the search ends
-_MOST_SIBLINGS = 512  # siblings looked at
+_SIBLING_MISSES = 8  # siblings that may not fit before the search among them ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +39,9 @@ def pack(
     alone_s, head_tokens = packed.seconds, packed.tokens
     latest_s = now + alone_s + limits.delay_share * (max(0.0, now - head.arrival_s) + alone_s)
 
-    def admit(candidates: Iterable[Job], most_tokens: int) -> None:
-        missed = 0
+    def admit(candidates: Iterable[Job], most_tokens: int, misses: int) -> None:
         for job in candidates:
-            if len(packed.jobs) >= limits.max_jobs or packed.tokens >= most_tokens or missed >= _TRIED:
+            if len(packed.jobs) >= limits.max_jobs or packed.tokens >= most_tokens:
                 return
             if job.job_id in packed.ids:
                 continue
@@ -52,13 +50,15 @@ def pack(
             fits = packed.tokens + segment[0] <= most_tokens and until <= min(packed.deadline_s, _deadline(job))
             if fits and (until <= latest_s or job.group == head.group):
                 packed.add(job, segment)
-                missed = 0
+            elif misses == 0:
+                return
             else:
-                missed += 1
+                misses -= 1
 
-    admit(sorted(siblings, key=lambda job: (job.group != head.group, job.key))[:_MOST_SIBLINGS],
-          head_tokens + limits.saturation_tokens)  # fmt: skip
-    admit(others, limits.saturation_tokens)
+    ranked = sorted(siblings, key=lambda job: (job.group != head.group, job.key))
+    admit(ranked, head_tokens + limits.saturation_tokens, _SIBLING_MISSES)
+    # Not one of the others may be passed over: whoever does not fit has the next turn, and waits for nobody behind it.
+    admit(others, limits.saturation_tokens, 0)
     return packed.jobs
 
 

@@ -123,22 +123,17 @@ class JobQueue:
         return job
 
     def take(self, jobs: Sequence[Job]) -> None:
-        """They are to be computed: out of the queue, and charged to their tenants."""
+        """They are to be computed: out of the queue. ``serve`` charges their tenants as it happens."""
         for job in jobs:
-            tenant = self._tenants[job.tenant]
-            self._virtual = max(self._virtual, tenant.served)
-            tenant.served += job.cost_s / tenant.weight
+            self._virtual = max(self._virtual, self._tenants[job.tenant].served)
             self.remove(job.job_id)
-        for name in {job.tenant for job in jobs}:
-            self._show_head(name, self._tenants[name])
 
-    def put_back(self, job: Job) -> None:
-        """Taken, but not computed after all."""
-        charged = job.cost_s
-        self.add(job)
-        tenant = self._tenants[job.tenant]
-        tenant.served = max(0.0, tenant.served - charged / tenant.weight)
-        self._show_head(job.tenant, tenant)
+    def serve(self, name: str, seconds: float) -> None:
+        """``name`` has had so many seconds of computing."""
+        tenant = self._tenants.get(name)
+        if tenant is not None:
+            tenant.served += seconds / tenant.weight
+            self._show_head(name, tenant)
 
     def defer(self, jobs: Iterable[Job], score: float) -> None:
         """Moves those of ``jobs`` that go before ``score`` just behind it."""
@@ -163,10 +158,10 @@ class JobQueue:
         """The key of a waiting job with its tenant's share."""
         return job.key + self.charge(job.tenant)
 
-    def charge(self, tenant: str) -> float:
-        """What service had by now adds to the keys of a tenant, of its passes that have begun as of its waiting jobs."""
-        known = self._tenants.get(tenant)
-        return 0.0 if known is None else self._share * known.served
+    def charge(self, name: str) -> float:
+        """What service had by now adds to the keys of a tenant's jobs, waiting or begun."""
+        tenant = self._tenants.get(name)
+        return self._share * (self._virtual if tenant is None else tenant.served)
 
     def in_order(self) -> Iterator[Job]:
         """All, first to run first, as if none of them were charged. The queue must not change meanwhile."""

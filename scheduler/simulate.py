@@ -15,7 +15,7 @@ from scheduler.keep_policy import NoDemand
 from scheduler.prefix_index import PrefixIndex
 from scheduler.scheduler import Scheduler, SchedulerConfig
 from scheduler.simulator import PaperScheduler, Result, Schedules, best_hit_ratio, lognormal_noise, simulate
-from scheduler.workloads import ARRIVALS, Request, credit_verification, jobs_of, post_recommendation, read_trace
+from scheduler.workloads import ARRIVALS, Request, credit_verification, jobs_of, mixed, post_recommendation, read_trace
 
 __all__ = ["POLICIES", "Setting", "main", "run"]
 
@@ -25,6 +25,7 @@ _LOADS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)  # of the rate at which a se
 _BLOCK_TOKENS = 32
 _SATURATED = 0.95
 
+_BUILT_IN = ("post", "credit", "mixed")
 _COLUMNS = ("rate/s", "mean s", "P50 s", "P99 s", "done/s", "reuse", "best", "passes", "parked")
 
 Build = Callable[[SchedulerConfig, JobTimeModel, PrefixIndex], Schedules]
@@ -91,8 +92,8 @@ def run(requests: Sequence[Request], policy: str, setting: Setting, **config: ob
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
     if options.arrivals is None:
-        options.arrivals = "poisson" if options.workload in ("post", "credit") else "replayed"
-    elif options.arrivals == "replayed" and options.workload in ("post", "credit"):
+        options.arrivals = "poisson" if options.workload in _BUILT_IN else "replayed"
+    elif options.arrivals == "replayed" and options.workload in _BUILT_IN:
         sys.exit("only a trace can be replayed")
     setting = Setting(options.times, options.cache_tokens, options.fairness, options.noise, options.seed)
     requests, replayed = _requests(options)
@@ -154,6 +155,8 @@ def _requests(options: argparse.Namespace) -> tuple[list[Request], bool]:
         return post_recommendation(rng, users=options.users, shuffled=options.order == "shuffled"), False
     if options.workload == "credit":
         return credit_verification(rng), False
+    if options.workload == "mixed":
+        return mixed(rng), False
     try:
         with open(options.workload, encoding="utf-8") as lines:
             requests = read_trace(lines)
@@ -175,7 +178,9 @@ def _parser() -> argparse.ArgumentParser:
 
     parser = argparse.ArgumentParser(prog="python -m scheduler.simulate", description=__doc__)
     parser.add_argument(
-        "workload", help="post (20 users × 50 posts), credit (60 histories), or a file of JSON lines: the request log"
+        "workload",
+        help="post (20 users × 50 posts), credit (60 histories), mixed (1,000 requests, 2 in 100 of them long),"
+        " or a file of JSON lines such as the gateway's request log",
     )
     parser.add_argument("--policies", type=names, default=list(POLICIES), help=f"some of {','.join(POLICIES)}")
     parser.add_argument(

@@ -58,7 +58,7 @@ class PaperScheduler:
 
     def begin(self, jobs: Sequence[Job], segments: Sequence[Segment], now: float) -> RunningPass:
         predicted = self._model.predict_many(segments)
-        return RunningPass(list(jobs), list(segments), predicted, now, predicted, 0.0, math.inf)
+        return RunningPass(list(jobs), list(segments), predicted, now, predicted, 0.0, "", math.inf)
 
     def set_running(self, running: RunningPass | None) -> None: ...
 

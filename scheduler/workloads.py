@@ -22,6 +22,7 @@ __all__ = [
     "bursty",
     "credit_verification",
     "jobs_of",
+    "mixed",
     "poisson",
     "post_recommendation",
     "read_trace",
@@ -71,6 +72,19 @@ def credit_verification(
 ) -> list[Request]:
     """Long histories that share nothing, each asked about once."""
     return [Request((Prompt(rng.randint(*history_tokens)),)) for _ in range(histories)]
+
+
+def mixed(
+    rng: random.Random,
+    *,
+    requests: int = 1000,
+    short_tokens: tuple[int, int] = (50, 500),
+    long_tokens: tuple[int, int] = (20_000, 60_000),
+    long_share: float = 0.02,
+) -> list[Request]:
+    """Short questions among a few long documents; nothing is shared."""
+    lengths = [rng.randint(*(long_tokens if rng.random() < long_share else short_tokens)) for _ in range(requests)]
+    return [Request((Prompt(tokens),)) for tokens in lengths]
 
 
 def poisson(requests: Sequence[Request], rate: float, rng: random.Random) -> list[Request]:

@@ -67,3 +67,28 @@ def test_only_srjf_preempts() -> None:
         running = begin(scheduler, 1, 4000, 0.0)
         scheduler.submit_group([Job(2, 10, 0.1, group=2)], 0.1)
         assert not scheduler.should_preempt(running, 0.1)
+
+
+def test_a_tenants_turn_is_not_taken_back_once_its_pass_has_begun() -> None:
+    scheduler = scheduler_of(fairness=0.0)
+    now, ids = 0.0, 100
+    scheduler.submit_group([Job(1, 2000, 0.0, tenant="quiet", group=1)], 0.0)
+    while True:  # the flood is served until it has had as much as the quiet one asks for
+        ids += 1
+        scheduler.submit_group([Job(ids, 50, now, tenant="flood", group=ids)], now)
+        (job,) = scheduler.next_pass(now).start
+        view = scheduler.begin([job], [(job.total_tokens, 0)], now)
+        scheduler.set_running(view)
+        if job.tenant == "quiet":
+            break
+        now += view.predicted_s
+        view.remaining_s = 0.0
+        scheduler.finished(view, view.predicted_s, now)
+    assert 1.8 < now < 2.2
+    for done in range(9):
+        view.remaining_s = view.predicted_s * (1 - done / 10)
+        scheduler.submit_group([Job(ids + 1 + done, 50, now, tenant="flood", group=ids)], now)
+        assert not scheduler.should_preempt(view, now)
+    scheduler.submit_group([Job(9999, 50, now, tenant="quiet", group=9999)], now)
+    view.remaining_s = view.predicted_s
+    assert scheduler.should_preempt(view, now), "its own short jobs overtake it all the same"

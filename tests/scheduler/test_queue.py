@@ -113,6 +113,11 @@ def make_queue(pages: int = 0, **more: object) -> JobQueue:
     return JobQueue(Order("srjf", FAIRNESS), TIMES, PrefixIndex(pages).match, BLOCK, **more)  # type: ignore[arg-type]
 
 
+def serve(queue: JobQueue, job: Job) -> None:
+    queue.take([job])
+    queue.serve(job.tenant, job.cost_s)
+
+
 def test_what_is_ahead_is_what_comes_before_in_order_over_all_tenants() -> None:
     rng = random.Random(7)
     queue = make_queue()
@@ -121,7 +126,7 @@ def test_what_is_ahead_is_what_comes_before_in_order_over_all_tenants() -> None:
     for _ in range(60):
         head = queue.head()
         assert head is not None
-        queue.take([head])
+        serve(queue, head)
     ordered = list(queue.in_order())
     assert len(ordered) == len(queue) == 340
     scores = [queue.score(job) for job in ordered]
@@ -150,7 +155,7 @@ def test_tenants_share_by_weight_while_both_wait() -> None:
     for _ in range(200):
         head = queue.head()
         assert head is not None
-        queue.take([head])
+        serve(queue, head)
         taken[head.tenant] += 1
     assert taken["big"] == pytest.approx(150, abs=3)
 
@@ -164,7 +169,7 @@ def test_a_flood_of_short_jobs_leaves_another_tenant_its_share() -> None:
         queue.add(make_job(i, 50, 0.0, tenant="flood"))
         head = queue.head()
         assert head is not None
-        queue.take([head])
+        serve(queue, head)
         if head.tenant == "quiet":
             break
         spent += head.cost_s
@@ -175,14 +180,14 @@ def test_a_tenant_that_was_away_saves_nothing_up() -> None:
     queue = make_queue()
     for i in range(100):
         queue.add(make_job(i, 100, 0.0, tenant="busy"))
-        queue.take([job]) if (job := queue.head()) else None
+        serve(queue, job) if (job := queue.head()) else None
     for i in range(100, 120):
         queue.add(make_job(i, 100, 0.0, tenant="busy" if i % 2 else "back"))
     order = []
     for _ in range(10):
         head = queue.head()
         assert head is not None
-        queue.take([head])
+        serve(queue, head)
         order.append(head.tenant)
     assert 4 <= order.count("back") <= 6
 
