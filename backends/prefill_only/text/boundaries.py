@@ -1,7 +1,8 @@
 """Places where text may be cut without changing its tokens.
 
 Each pattern in :mod:`pretokenizers` ends a piece after a letter or digit that a space or common punctuation follows,
-whatever comes before and after, and none looks back. Apostrophes are left out: they begin contractions.
+whatever comes before and after, and none looks back. Apostrophes are left out: they begin contractions. Normalisation
+does not reach across such a place either: neither a space nor these signs combine with a letter.
 """
 
 from __future__ import annotations

@@ -28,12 +28,14 @@ def directory_definition(directory: Path) -> TokenizerDefinition:
         )
     config = _read_json(directory / "tokenizer_config.json") or {}
     named = {}
-    for source in (_read_json(directory / "special_tokens_map.json") or {}, config):
+    sources = [config]
+    if "added_tokens_decoder" not in config:  # an older layout, in which the separate file has the last word
+        sources.append(_read_json(directory / "special_tokens_map.json") or {})
+    for source in sources:
         for name in _NAMED:
             if (text := _token_text(source.get(name))) is not None:
                 named[name] = text
     _add_configured_tokens(spec, config, named)
-    _set_bos_and_eos(spec, config, named)
     spec["truncation"] = spec["padding"] = None  # both belong to training batches
     return TokenizerDefinition(spec=spec, named_tokens=named, chat_templates=_chat_templates(directory, config))
 
@@ -82,27 +84,6 @@ def _added_token(token_id: int, text: str, flags: Mapping[str, Any]) -> dict[str
         "rstrip": bool(flags.get("rstrip", False)),
         "normalized": bool(flags.get("normalized", not special)),
         "special": special,
-    }
-
-
-def _set_bos_and_eos(spec: dict[str, Any], config: Mapping[str, Any], named: Mapping[str, str]) -> None:
-    """``add_bos_token`` and ``add_eos_token`` of the configuration, where given, replace the post-processor."""
-    if "add_bos_token" not in config and "add_eos_token" not in config:
-        return
-    ids = {token["content"]: token["id"] for token in spec["added_tokens"]}
-    single: list[dict[str, Any]] = [{"Sequence": {"id": "A", "type_id": 0}}]
-    used = {}
-    for key, at_front in (("bos", True), ("eos", False)):
-        token = named.get(f"{key}_token")
-        if not config.get(f"add_{key}_token") or token not in ids:
-            continue
-        used[token] = {"id": token, "ids": [ids[token]], "tokens": [token]}
-        single.insert(0 if at_front else len(single), {"SpecialToken": {"id": token, "type_id": 0}})
-    spec["post_processor"] = {
-        "type": "TemplateProcessing",
-        "single": single,
-        "pair": [*single, {"Sequence": {"id": "B", "type_id": 1}}],
-        "special_tokens": used,
     }
 
 

@@ -19,8 +19,6 @@ from backends.prefill_only.text.engine import Engine, Piece
 
 __all__ = ["LibraryEngine"]
 
-_HOLDS_THE_LOCK_CHARS = 4096  # longer text goes the way that lets other threads run
-
 
 class LibraryEngine(Engine):
     """``control``: the added tokens that ``encode_pieces`` finds in no text."""
@@ -72,8 +70,5 @@ class LibraryEngine(Engine):
 
 def _encode(library: LibraryTokenizer, text: str) -> list[int]:
     """The library's ``encode`` keeps the interpreter's lock and tracks offsets; its batch call does neither."""
-    if len(text) < _HOLDS_THE_LOCK_CHARS:
-        ids: list[int] = library.encode(text, add_special_tokens=False).ids
-    else:
-        ids = library.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    ids: list[int] = library.encode_batch_fast([text], add_special_tokens=False)[0].ids
     return ids

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-__all__ = ["GGUF_PRETOKENIZERS", "Pretokenizer", "known_pattern"]
+__all__ = ["GGUF_PRETOKENIZERS", "Pretokenizer", "known_pattern", "seen_differently"]
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 # The library cuts at every digit first, so for the GPT-2 pattern a digit is the end of the text.
@@ -95,3 +95,8 @@ def known_pattern(pre_tokenizer: dict[str, Any] | None) -> str | None:
         if cut.get("behavior") == "Isolated" and not cut.get("invert") and pattern in _SPLIT_PATTERNS:
             return str(pattern)
     return None
+
+
+def seen_differently(pattern: str) -> list[tuple[int, int]]:
+    """Ranges of characters that the library's pre-tokenizer and tiktoken's ``pattern`` take for different things."""
+    return [(0x11DE0, 0x11DE9), (0x16FF4, 0x16FF6)] if pattern == _SINGLE_DIGITS else []  # Unicode 17's new digits

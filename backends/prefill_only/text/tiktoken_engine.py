@@ -22,7 +22,7 @@ from backends.prefill_only.text.boundaries import chunks
 from backends.prefill_only.text.definition import AddedToken
 from backends.prefill_only.text.engine import Engine, Piece
 from backends.prefill_only.text.library_engine import LibraryEngine
-from backends.prefill_only.text.pretokenizers import known_pattern
+from backends.prefill_only.text.pretokenizers import known_pattern, seen_differently
 from backends.prefill_only.text.vocabulary import BYTE_OF_CHAR
 
 __all__ = ["NotExpressible", "TiktokenEngine"]
@@ -59,8 +59,11 @@ class TiktokenEngine(Engine):
         self._core = tiktoken.Encoding(
             "model", pat_str=pattern, mergeable_ranks={**every_byte, **ranks}, special_tokens={}
         )._core_bpe
-        self._foreign = _chars_with_bytes(missing)
         self._nfc = spec.get("normalizer") is not None
+        foreign = [*_chars_with_bytes(missing), *seen_differently(pattern)]
+        if self._nfc:
+            foreign += _reordered_differently(library)
+        self._foreign = _any_in(foreign)
         controls = {token.id for token in control}
         self._added = AddedTokenFinder(added)
         self._uncontrolled = AddedTokenFinder([token for token in added if token.id not in controls])
@@ -90,8 +93,6 @@ class TiktokenEngine(Engine):
 
     def _encode_text(self, text: str) -> list[int]:
         """Text without added tokens."""
-        if self._nfc and not unicodedata.is_normalized("NFC", text):
-            text = unicodedata.normalize("NFC", text)
         if len(text) <= _CHUNK_CHARS:
             return self._encode_chunk(text)
         ids: list[int] = []
@@ -102,6 +103,8 @@ class TiktokenEngine(Engine):
     def _encode_chunk(self, text: str) -> list[int]:
         if self._foreign.search(text) or _has_long_space(text):
             return self._fallback.encode_pieces([text])
+        if self._nfc and not unicodedata.is_normalized("NFC", text):
+            text = unicodedata.normalize("NFC", text)
         try:
             ids: list[int] = self._core.encode_ordinary(text)
         except BaseException as error:
@@ -182,8 +185,8 @@ def _check_reachable(spec: dict[str, Any], library: LibraryTokenizer, ranks: dic
                 raise NotExpressible(f"token {ranks[raw]} is not what its own bytes merge to")
 
 
-def _chars_with_bytes(missing: Sequence[int]) -> re.Pattern[str]:
-    """Characters whose UTF-8 has a byte that the vocabulary lacks."""
+def _chars_with_bytes(missing: Sequence[int]) -> list[tuple[int, int]]:
+    """Ranges of characters whose UTF-8 has a byte that the vocabulary lacks."""
     ranges = []
     for byte in missing:
         if byte < 0x80:
@@ -196,6 +199,23 @@ def _chars_with_bytes(missing: Sequence[int]) -> re.Pattern[str]:
             ranges.append(((byte & 0x0F) << 12, (byte & 0x0F) << 12 | 0xFFF))
         else:
             ranges.append(((byte & 0x07) << 18, min((byte & 0x07) << 18 | 0x3FFFF, 0x10FFFF)))
+    return ranges
+
+
+def _reordered_differently(library: LibraryTokenizer) -> list[tuple[int, int]]:
+    """Marks that this Python and the library, which knows another version of Unicode, put in different order."""
+    normalize = library.normalizer.normalize_str
+    others = "\u0f35\u0301\u3099\u05b0\u0327"  # of five combining classes
+
+    def differs(char: str) -> bool:
+        probes = (text for other in others for text in (char + other, other + char))
+        return any(normalize(text) != unicodedata.normalize("NFC", text) for text in probes)
+
+    marks = (chr(code) for code in range(0x300, 0x20000) if unicodedata.combining(chr(code)))
+    return [(ord(char), ord(char)) for char in marks if differs(char)]
+
+
+def _any_in(ranges: Sequence[tuple[int, int]]) -> re.Pattern[str]:
     if not ranges:
         return re.compile("(?!)")
     return re.compile("[" + "".join(f"\\U{low:08x}-\\U{high:08x}" for low, high in ranges) + "]")
