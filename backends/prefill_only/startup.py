@@ -26,6 +26,7 @@ from backends.prefill_only.profile_run import choose_chunk_rows, profile_run
 from backends.prefill_only.readout import ROWS_AT_ONCE, LmHead
 from backends.prefill_only.settings import EngineSettings
 from backends.prefill_only.text import load_tokenizer
+from backends.prefill_only.warm_up import warm_up
 from kernels.dispatch import describe_kernels
 from scheduler.job_time import JobTimeModel
 from scheduler.prefix_index import PrefixIndex
@@ -101,6 +102,7 @@ def start_engine(settings: EngineSettings, metrics: EngineMetrics, report: Repor
     head = LmHead(weights.lm_head, soft_cap=spec.final_soft_cap, scale=spec.logit_scale)
     report(0.0, "warming up")
     choose_chunk_rows(decoder, head)
+    warm_up(decoder, head)
     times = _job_times(settings, model, decoder, head, report)
     _check_company(decoder, head, metrics)
     scheduler = Scheduler(

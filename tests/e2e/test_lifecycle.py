@@ -239,6 +239,8 @@ def test_readiness_turns_at_once(base_env: dict[str, str]) -> None:
                 return 503  # the socket no longer takes connections
 
         wait_until(lambda: status() == 503, 2.0)
+        s.close()
+        assert server.process.wait(15) == 0
     finally:
         s.close()
-        assert server.stop() == 0
+        server.stop()

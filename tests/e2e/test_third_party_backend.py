@@ -52,7 +52,7 @@ class Bytes(Tokenizer):
     def is_special(self, token_id):
         return False
 
-    def render_chat(self, messages, *, **options):
+    def render_chat(self, messages, **options):
         text = "".join(m["content"] for m in messages)
         return RenderedPrompt(text=text, token_ids=self.encode(text))
 

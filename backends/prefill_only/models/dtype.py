@@ -37,7 +37,10 @@ def resolve_device(name: str) -> torch.device:
         raise ValueError(f"unknown device {name!r}: use auto, cpu, cuda or cuda:N")
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            raise ValueError(f"device {name!r} was asked for, but torch {torch.__version__} finds no CUDA device")
+            raise ValueError(
+                f"device {name!r} was asked for, but torch {torch.__version__} finds no CUDA device; "
+                "set ONEPASS_DEVICE=cpu, or install a driver and a torch built for it"
+            )
         index = device.index or 0
         if index >= torch.cuda.device_count():
             raise ValueError(f"device {name!r} was asked for, but there are {torch.cuda.device_count()} CUDA devices")
