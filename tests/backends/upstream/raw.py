@@ -144,4 +144,5 @@ async def raw_upstream(handler: Callable[[Peer], Awaitable[None]]) -> AsyncItera
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
+        await asyncio.sleep(0.01)  # closed transports let go of their sockets in the loop's next rounds
     assert not upstream.failures, upstream.failures
