@@ -44,7 +44,7 @@ class SchedulerConfig:
 
     max_parked: int = 4  # passes lying half done; 0: no preemption
     max_parked_bytes: int | None = None
-    max_parked_times: int = 3  # then a pass runs to its end
+    max_parked_times: int = 1000  # then a pass runs to its end; λ ends it earlier
     hysteresis_s: float = 0.005  # what a newcomer must be shorter by, at least
     hysteresis_share: float = 0.1  # and by this share of what remains of the running pass
 
