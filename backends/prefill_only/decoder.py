@@ -116,7 +116,7 @@ class Decoder:
         v = kv[:, self._kv_cols :].unflatten(1, (-1, spec.head_dim))
         if weights.k_norm is not None:
             k = rms_norm(k, weights.k_norm, spec.norm_eps, offset=spec.norm_offset)
-        slots = rows.slots_at(index * self.kv.pool_pages * self.kv.page_tokens)
+        slots = rows.slots_at(index * self.kv.page_tokens)
         rope = spec.layers[index].rope
         if rope < 0:
             kv_write(k, v, self.kv.k, self.kv.v, slots)
@@ -141,7 +141,7 @@ class Decoder:
             q,
             self.kv.k,
             self.kv.v,
-            queries.table_at(index * self.kv.pool_pages),
+            queries.table_at(index),
             queries.cu_q,
             queries.q_pos,
             scale=spec.attn_scale,

@@ -69,7 +69,7 @@ class _Running:
     cached_tokens: list[int]
     scratch: list[int]  # addresses, given back at the end
     pinned: list[Block]
-    kept: dict[Block, int]  # blocks that become readable when the pass ends
+    kept: dict[Block, int]  # blocks that become readable when the pass ends, and their addresses
     rows: int
     compute_s: float = 0.0
 
@@ -305,8 +305,10 @@ class Engine:
         here = hashes[:cached]
         index.pin(here)
         pinned.extend(here)
-        kept.update(index.allocate(hashes, cached, self._clock()))
-        return ForestJob(entry.pass_job.token_ids, hashes, index.pages_of(here))
+        granted = index.allocate(hashes, cached, self._clock())
+        kept.update((block, self._kv.pool_address(page)) for block, page in granted)
+        pages = [self._kv.pool_address(page) for page in index.pages_of(here)]
+        return ForestJob(entry.pass_job.token_ids, hashes, pages)
 
     def _no_room(self, entries: list[EngineJob], error: BaseException) -> None:
         """Several are tried again by halves; one alone waits for parked passes to end, or does not fit at all."""
@@ -368,7 +370,7 @@ class Engine:
         view, work = running.view, running.work
         spoilt = any(a is not None and isinstance(a.error, BadLogits) for a in work.answers)
         if spoilt:
-            self._kv.scrub([*running.scratch, *running.kept.values()], self._decoder.spec.num_layers)
+            self._kv.scrub([*running.scratch, *running.kept.values()])
         self._kv.give_back(running.scratch)
         self._rows_held -= running.rows
         readable: set[Block] = set()

@@ -21,7 +21,7 @@ class ForestJob:
 
     token_ids: Sequence[int]
     block_hashes: Sequence[bytes | int]  # one for each whole block
-    cached_pages: Sequence[int] = ()  # pool pages that hold its first blocks
+    cached_pages: Sequence[int] = ()  # addresses in layer 0 of the pool pages that hold its first blocks
 
 
 @dataclass(slots=True)
@@ -85,8 +85,8 @@ def build_forest(
 ) -> Forest:
     """Rows for all ``jobs`` (each with at least one token that is not cached).
 
-    ``kept_page(hash)`` gives the pool page in which a block is to be kept, or None; ``scratch_page()`` a page that
-    lives as long as the pass. Prompts given twice cost their rows once.
+    ``kept_page(hash)`` gives the layer-0 address of the pool page in which a block is to be kept, or None;
+    ``scratch_page()`` that of a page that lives as long as the pass. Prompts given twice cost their rows once.
     """
     roots: dict[tuple[int, ...] | bytes | int, _Node] = {}
     paths: list[list[_Node]] = []

@@ -4,8 +4,10 @@ A pool page exists once a layer, because a cached prefix needs the KV of all lay
 overwrites it layer by layer, since only the current layer's KV is ever read. Both live in one tensor, so that attention
 sees a single page table:
 
-    address of pool page p in layer l   = l · pool_pages + p
+    address of pool page p in layer l   = p · num_layers + l
     address of scratch page s           = num_layers · pool_pages + s
+
+A pool page's layers lie together, so that the first use of a page touches one stretch of memory.
 
 Which prefix lies in which pool page is the scheduler's prefix index's business, not this module's.
 """
@@ -44,11 +46,15 @@ class KvPages:
         self.k = _zeros(shape, dtype, device)
         self.v = _zeros(shape, dtype, device)
         self.page_tokens = page_tokens
-        self.pool_pages = pool_pages
+        self.num_layers, self.pool_pages = num_layers, pool_pages
         self.scratch_pages = scratch_pages
         self.scratch_base = num_layers * pool_pages
         # Popped from the end: low addresses first, so that a lightly used server touches little memory.
         self._free = list(range(self.scratch_base + scratch_pages - 1, self.scratch_base - 1, -1))
+
+    def pool_address(self, page: int) -> int:
+        """Of pool page ``page`` in layer 0; layer l's comes l later."""
+        return page * self.num_layers
 
     @property
     def free_scratch_pages(self) -> int:
@@ -68,13 +74,12 @@ class KvPages:
     def give_back(self, addresses: list[int]) -> None:
         self._free.extend(reversed(addresses))
 
-    def scrub(self, addresses: list[int], num_layers: int) -> None:
+    def scrub(self, addresses: list[int]) -> None:
         """Zeroes pages (a pool page in all its layers) that may hold NaN, before anybody else gets them."""
         for address in addresses:
-            layers = num_layers if address < self.pool_pages else 1
-            for layer in range(layers):
-                self.k[layer * self.pool_pages + address].zero_()
-                self.v[layer * self.pool_pages + address].zero_()
+            end = address + (self.num_layers if address < self.scratch_base else 1)
+            self.k[address:end].zero_()
+            self.v[address:end].zero_()
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

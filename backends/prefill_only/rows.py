@@ -30,7 +30,7 @@ class KvRows:
     pooled: torch.Tensor | None  # int64 [count], 1 where the slot moves with the layer; None: nowhere
 
     def slots_at(self, layer_slots: int) -> torch.Tensor:
-        """``layer_slots``: how many slots a layer's share of the pool has, times the layer."""
+        """``layer_slots``: a page's slots, times the layer."""
         if self.pooled is None or layer_slots == 0:
             return self.slots
         return torch.add(self.slots, self.pooled, alpha=layer_slots)
@@ -48,10 +48,10 @@ class AttentionRows:
     q_pos: torch.Tensor  # int32 [segments]
     max_q: int
 
-    def table_at(self, layer_pages: int) -> torch.Tensor:
-        if self.pooled is None or layer_pages == 0:
+    def table_at(self, layer: int) -> torch.Tensor:
+        if self.pooled is None or layer == 0:
             return self.page_table
-        return torch.add(self.page_table, self.pooled, alpha=layer_pages)
+        return torch.add(self.page_table, self.pooled, alpha=layer)
 
 
 def kv_rows(forest: Forest, page_tokens: int, chunk_rows: int, device: torch.device) -> list[KvRows]:

@@ -97,7 +97,7 @@ def test_a_cached_prefix_changes_nothing() -> None:
     prompt = prompts_of([150])[0]
     cold = run_directly(decoder, head, [PassJob(prompt, Readout(top_logprobs=20))])[0]
     hashes = block_hashes(prompt, 32, b"direct")
-    pages = {h: i for i, h in enumerate(hashes)}
+    pages = {h: decoder.kv.pool_address(i) for i, h in enumerate(hashes)}
     scratch = decoder.kv.take_scratch(8)
     writing = build_forest([ForestJob(prompt, hashes)], 32, pages.get, scratch.pop)
     first = PrefillPass(decoder, head, writing, [PassJob(prompt, Readout(top_logprobs=20))])
