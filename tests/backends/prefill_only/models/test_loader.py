@@ -118,21 +118,21 @@ def test_random_weights_need_the_configuration_alone(model_type: str, tmp_path: 
 @pytest.mark.parametrize(
     ("quantization", "kind", "scales"),
     [
-        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, torch.float8_e4m3fn, (2, 1)),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, torch.float8_e4m3fn, (4, 2)),
         (
             {
                 "quant_method": "compressed-tensors",
                 "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "int", "strategy": "channel"}}},
             },
             torch.int8,
-            (256, 1),
+            (512, 1),
         ),
     ],
 )
 def test_random_weights_are_stored_as_the_configuration_says(
     tmp_path: Path, quantization: dict[str, object], kind: torch.dtype, scales: tuple[int, int]
 ) -> None:
-    save_model(tmp_path, "llama", head_dim=32, intermediate_size=128)
+    save_model(tmp_path, "llama", hidden_size=256, intermediate_size=256)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
 
@@ -241,7 +241,7 @@ def test_a_broken_configuration(llama: Path, content: str) -> None:
 
 def test_an_unsupported_architecture(llama: Path) -> None:
     (llama / "config.json").write_text(json.dumps({"architectures": ["MambaForCausalLM"]}))
-    with pytest.raises(UnsupportedModel, match="MambaForCausalLM.*LlamaForCausalLM"):
+    with pytest.raises(UnsupportedModel, match=r"MambaForCausalLM.*LlamaForCausalLM"):
         read(llama)
 
 
@@ -307,6 +307,6 @@ def test_loading_peaks_little_above_what_stays(tmp_path: Path, dtype: str) -> No
     )
 
     peak, stays, weights = map(int, run.stdout.split())
-    assert weights > (280 << 20) * (1 if dtype == "bfloat16" else 2)
+    assert weights > (250 << 20) * (1 if dtype == "bfloat16" else 2)
     assert peak <= 1.2 * stays, f"peak {peak >> 20} MiB, afterwards {stays >> 20} MiB, weights {weights >> 20} MiB"
     assert stays <= 1.1 * weights

@@ -238,5 +238,5 @@ def test_a_missing_scale_is_named(tmp_path: Path) -> None:
     tensors = load_file(tmp_path / "model" / "model.safetensors")
     del tensors["model.layers.1.self_attn.k_proj.weight_scale_inv"]
     save_file(tensors, tmp_path / "model" / "model.safetensors")
-    with pytest.raises(CheckpointError, match="model.layers.1.self_attn.k_proj.weight"):
+    with pytest.raises(CheckpointError, match=r"model\.layers\.1\.self_attn\.k_proj\.weight"):
         load(str(tmp_path / "model"), dtype="float32", device="cpu")
