@@ -14,6 +14,7 @@ import json
 import random
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,9 +25,9 @@ from backends.prefill_only.decoder import Decoder
 from backends.prefill_only.direct import run_directly
 from backends.prefill_only.kv_pages import KvPages
 from backends.prefill_only.memory import PAGE_TOKENS, pass_bytes_per_token
-from backends.prefill_only.models.build import build
 from backends.prefill_only.models.families import config_spec
-from backends.prefill_only.models.random_source import RandomSource
+from backends.prefill_only.models.linear import Linear
+from backends.prefill_only.models.loader import load
 from backends.prefill_only.models.spec import ModelSpec
 from backends.prefill_only.models.weights import ModelWeights
 from backends.prefill_only.prefill_pass import PassJob
@@ -82,8 +83,10 @@ def _peak_bytes(device: torch.device) -> int:
 
 
 def _load(shape: str, device: torch.device) -> tuple[ModelSpec, ModelWeights]:
-    spec, names = config_spec(_config(shape))
-    return spec, build(spec, names, RandomSource(spec, names), dtype=torch.bfloat16, device=device)
+    with tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / "config.json").write_text(json.dumps(_config(shape)))
+        model = load(directory, load_format="dummy", dtype="bfloat16", device=str(device))
+    return model.spec, model.weights
 
 
 @torch.inference_mode()
@@ -110,7 +113,7 @@ def _point(way: str, shape: str, tokens: int) -> dict[str, float]:
                 dtype=torch.bfloat16, device=device,
             )  # fmt: skip
             decoder = Decoder(spec, weights, kv, max_positions=tokens, chunk_rows=_CHUNK_ROWS)
-            assert weights.lm_head is not None
+            assert isinstance(weights.lm_head, Linear)
             head = LmHead(weights.lm_head)
 
             def run() -> None:

@@ -13,8 +13,9 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import aiohttp
 
@@ -92,16 +93,19 @@ class Client:
         }
 
 
+Run = Callable[[Client], Awaitable["Outcome | dict[str, Outcome]"]]
+
+
 async def _run_cases(clients: dict[str, Client], plain: PlainForward | None, cases: Sequence[str], seed: int) -> None:
     rng = random.Random(seed)
 
     def tokens(count: int) -> list[int]:
         return [rng.randrange(300, 40000) for _ in range(count)]
 
-    async def each(name: str, run: Callable[[Client], object], plainly: Callable[[], Outcome] | None) -> None:
+    async def each(name: str, run: Run, plainly: Callable[[], Outcome] | None) -> None:
         rates: dict[str, float] = {}
         for who, client in clients.items():
-            found = await run(client)  # type: ignore[misc]
+            found = await run(client)
             for case, outcome in (found if isinstance(found, dict) else {name: found}).items():
                 row = outcome.row()
                 rates[f"{who} {case}"] = row["tokens_per_s"]
@@ -118,18 +122,20 @@ async def _run_cases(clients: dict[str, Client], plain: PlainForward | None, cas
     if "single" in cases:
         for length, count in SINGLE_LENGTHS:
             prompts = [tokens(length) for _ in range(count)]
-            await each(f"single-{length}", lambda c, p=prompts: c.closed(p, 1), lambda p=prompts: _plain(plain, p))
+            await each(
+                f"single-{length}", partial(Client.closed, prompts=prompts, at_once=1), partial(_plain, plain, prompts)
+            )
     if "short" in cases:
         head = tokens(100)
         prompts = [head + tokens(rng.randrange(30, 200)) for _ in range(200)]
-        await each("short-200", lambda c: c.closed(prompts, 64), lambda: _plain(plain, prompts))
+        await each("short-200", partial(Client.closed, prompts=prompts, at_once=64), partial(_plain, plain, prompts))
     if "prefix" in cases:
         profiles = [tokens(2048) for _ in range(3)]
         posts = [profile + tokens(150) for profile in profiles for _ in range(16)]
-        await each("prefix-3x16-2048+150", lambda c: c.closed(posts, 48), None)
+        await each("prefix-3x16-2048+150", partial(Client.closed, prompts=posts, at_once=48), None)
     if "mixed" in cases:
         long, short = [tokens(4096) for _ in range(4)], [tokens(128) for _ in range(40)]
-        await each("mixed", lambda c: c.mixed(long, short), None)
+        await each("mixed", partial(Client.mixed, long=long, short=short), None)
 
 
 def _plain(plain: PlainForward | None, prompts: Sequence[Sequence[int]]) -> Outcome:

@@ -164,6 +164,7 @@ class Decoder:
         if spec.layers[index].moe:
             hidden += moe_mlp(spec, weights, normed)
             return
+        assert weights.gate_up is not None and weights.down is not None
         gate_up = weights.gate_up(normed, out=self._gate_up[:n])
         activated = gated_act(gate_up, kind=spec.activation, out=self._activated[:n])
         if weights.post_mlp_norm is None:

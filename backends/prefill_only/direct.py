@@ -27,8 +27,7 @@ class DirectPass:
         page_tokens = self._kv.page_tokens
         cached = [self._kv.pool_address(page) for page in range(cached_blocks)]
         forest_jobs = [
-            ForestJob(job.token_ids, block_hashes(job.token_ids, page_tokens, b"direct"), cached)
-            for job in jobs
+            ForestJob(job.token_ids, block_hashes(job.token_ids, page_tokens, b"direct"), cached) for job in jobs
         ]
         forest = build_forest(forest_jobs, page_tokens, lambda _: None, self._page)
         self.work = PrefillPass(decoder, head, forest, jobs)

@@ -100,11 +100,11 @@ def build_forest(
         for block in range(cached, shareable):
             key = job.block_hashes[block]
             siblings = roots if node is None else node.children
-            child = siblings.get(key)  # type: ignore[call-overload]
+            child = siblings.get(key)
             if child is None:
                 start = block * block_tokens
                 child = _new_block(job.token_ids[start : start + block_tokens], start, key, kept_page, scratch_page)
-                siblings[key] = child  # type: ignore[index]
+                siblings[key] = child
                 if node is None:
                     cached_of_root[id(child)] = job.cached_pages
             path.append(child)

@@ -140,7 +140,8 @@ class PrefillPass:
         if all(alive):
             return None
         old = self._forest
-        new_row, kept = {}, []
+        new_row: dict[int, int] = {}
+        kept: list[int] = []
         for row, stays in enumerate(alive):
             if stays:
                 new_row[row] = len(kept)
@@ -211,8 +212,10 @@ class PrefillPass:
                 for r in (self.jobs[i].readout,)
             ]
             for i, answer in zip(part, self._head.next_tokens(normed[rows], asks), strict=True):
-                failed = isinstance(answer, BadLogits)
-                self.answers[i] = PassAnswer(error=answer) if failed else PassAnswer(next_token=answer)
+                if isinstance(answer, BadLogits):
+                    self.answers[i] = PassAnswer(error=answer)
+                else:
+                    self.answers[i] = PassAnswer(next_token=answer)
             yield
 
     def _read_prompts(self, normed: torch.Tensor, at: dict[int, int], scorings: dict[int, _Scoring]) -> Iterator[None]:

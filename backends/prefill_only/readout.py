@@ -102,6 +102,7 @@ class LmHead:
         read = lm_head_readout(
             hidden, self._linear.weight, targets=targets, top_k=top, soft_cap=self._soft_cap, scale=self._scale
         )
+        assert read.target_logit is not None and read.target_rank is not None  # targets were given
         log_z, target, rank = read.lse.tolist(), read.target_logit.tolist(), read.target_rank.tolist()
         ids = read.top_ids.tolist() if top else [[]] * rows
         values = read.top_values.tolist() if top else [[]] * rows

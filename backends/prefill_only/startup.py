@@ -20,6 +20,7 @@ from backends.prefill_only.engine import Engine
 from backends.prefill_only.kv_pages import KvPages
 from backends.prefill_only.memory import PAGE_TOKENS, MemoryPlan, free_bytes, plan_memory
 from backends.prefill_only.metrics import EngineMetrics
+from backends.prefill_only.models.linear import Linear
 from backends.prefill_only.models.loader import LoadedModel, load
 from backends.prefill_only.models.spec import ModelSpec
 from backends.prefill_only.profile_run import choose_chunk_rows, profile_run
@@ -65,8 +66,9 @@ def start_engine(settings: EngineSettings, metrics: EngineMetrics, report: Repor
     )
     spec, weights = model.spec, model.weights
     device, dtype = weights.embed.device, weights.embed.dtype
-    if weights.lm_head is None:
-        raise ValueError(f"{settings.model} has no language-model head: it cannot give token probabilities")
+    if not isinstance(weights.lm_head, Linear):
+        missing = "an 8-bit" if weights.lm_head else "no"
+        raise ValueError(f"{settings.model} has {missing} language-model head: it cannot give token probabilities")
     tokenizer = load_tokenizer(
         model.path,
         vocab_rows=spec.vocab_size,

@@ -84,7 +84,7 @@ class ModelTokenizer(Tokenizer):
         self._control = _control_tokens(self._added, definition.chat_templates.values())
         self._control_finder = AddedTokenFinder(self._control)
         self._engine = _engine(definition.spec, self._library, self._added, self._control)
-        self._stand_ins = None if control_tokens_in_content else StandIns([token.text for token in self._control])
+        self._control_tokens_in_content = control_tokens_in_content
 
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
         check_text(text)
@@ -121,7 +121,8 @@ class ModelTokenizer(Tokenizer):
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> RenderedPrompt:
-        chat = self._chats.get("tool_use" if tools is not None else "default") or self._chats.get("default")
+        chats, stand_ins = self._chats
+        chat = chats.get("tool_use" if tools is not None else "default") or chats.get("default")
         if chat is None:
             raise InvalidInput("this model has no chat template: use /v1/completions")
         text = chat.render(
@@ -131,7 +132,6 @@ class ModelTokenizer(Tokenizer):
             tools=tools,
             template_kwargs=template_kwargs or {},
         )
-        stand_ins = self._stand_ins
         if stand_ins is None or not stand_ins.marks(text):
             return RenderedPrompt(text=text, token_ids=self.encode(text, add_special_tokens=False))
         pieces = [
@@ -140,12 +140,18 @@ class ModelTokenizer(Tokenizer):
         return RenderedPrompt(text=stand_ins.restore(text), token_ids=self._engine.encode_pieces(pieces))
 
     @cached_property
-    def _chats(self) -> dict[str, Chat]:
+    def _chats(self) -> tuple[dict[str, Chat], StandIns | None]:
+        """By the template's name; and what marks clients' text, None if it may hold control tokens."""
+        sources = self._definition.chat_templates
+        templates = {name: ChatTemplate(source, now=datetime.now) for name, source in sources.items()}
+        stand_ins = None
+        if not self._control_tokens_in_content:
+            own = {token.text for token in self._control if not token.special}
+            compared = {literal for template in templates.values() for literal in template.literals}
+            kept = (own | compared) - {token.text for token in self._control if token.special}
+            stand_ins = StandIns([token.text for token in self._control], kept)
         named = self._definition.named_tokens
-        return {
-            name: Chat(ChatTemplate(source, now=datetime.now), named, self._stand_ins)
-            for name, source in self._definition.chat_templates.items()
-        }
+        return {name: Chat(template, named, stand_ins) for name, template in templates.items()}, stand_ins
 
     def _surroundings(self) -> tuple[list[int], list[int]]:
         """What the library's post-processor puts before and after a text."""

@@ -52,7 +52,7 @@ def check_data(value: Any) -> Any:
 
 class StandIns:
     """``control``: spellings of the tokens that no client's text may become. ``kept``: text that stays as it is in an
-    assistant's own words."""
+    assistant's own words, control tokens among it; what could help to spell another control token is not kept."""
 
     def __init__(self, control: Collection[str], kept: Collection[str] = ()) -> None:
         self._control = tuple(control)
@@ -67,7 +67,8 @@ class StandIns:
         self._to = {ord(char): self._stand_in[char] for char in marks}
         # Tokens that begin and end like words are marked where they stand in full.
         self._words = _any_of([token for token in control if not marks & {token[0], token[-1]}])
-        self._kept = _any_of([text for text in kept if text not in self._control])
+        others = [token for token in control if token not in kept]
+        self._kept = _any_of([text for text in kept if not any(_overlap(text, token) for token in others)])
 
     def mark(self, value: Any) -> Any:
         """``value`` is plain JSON data; strings in it, keys included, are marked. Raises InvalidInput for bad text."""
@@ -130,6 +131,13 @@ class StandIns:
             # "<|" + role + "|>" must not become a token that the template did not mean.
             return self._stand_in[marked[0]] + marked[1:]
         return marked
+
+
+def _overlap(text: str, token: str) -> bool:
+    """Whether ``text`` could be, contain or continue a part of ``token``."""
+    shorter = min(len(text), len(token))
+    ends = range(1, shorter + 1)
+    return text in token or token in text or any(text[-n:] == token[:n] or text[:n] == token[-n:] for n in ends)
 
 
 def _any_of(texts: Collection[str]) -> re.Pattern[str]:
