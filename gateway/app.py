@@ -10,9 +10,10 @@ from typing import Any
 from litestar import Litestar, Request, Response
 from litestar.exceptions import HTTPException
 
+from gateway.accounting import Accounting
 from gateway.catalog import load_backends
 from gateway.errors import ApiError, InvalidRequest, MethodNotAllowed, RouteNotFound, envelope, from_exception
-from gateway.exchange import GATEWAY, UPSTREAM, Accounting, exchange_of
+from gateway.exchange import GATEWAY, UPSTREAM, exchange_of
 from gateway.routes.guards import guard_of
 from gateway.routes.models import models_route
 from gateway.routes.other import other_routes
@@ -21,10 +22,10 @@ from gateway.routes.text import text_routes
 from gateway.runtime import Runtime
 from gateway.settings import Settings, SettingsError
 
-__all__ = ["Application", "create_app"]
+__all__ = ["STOP_S", "Application", "create_app"]
 
 # Running requests have had their grace time by then; this is for engine threads to come to a boundary.
-_STOP_S = 1.0
+STOP_S = 1.0
 
 log = logging.getLogger("onepass.gateway")
 
@@ -34,7 +35,7 @@ class Application:
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
-        self._accounting = Accounting(_litestar(runtime), runtime.metrics, runtime.request_log, runtime.clock)
+        self._accounting = Accounting(_litestar(runtime), runtime)
 
     @property
     def in_flight(self) -> int:
@@ -61,7 +62,7 @@ def _litestar(runtime: Runtime) -> Litestar:
         try:
             yield
         finally:
-            await runtime.stop(_STOP_S)
+            await runtime.stop(STOP_S)
 
     return Litestar(
         route_handlers=[

@@ -66,5 +66,7 @@ class RequestLog:
         self._file.flush()
 
     def close(self) -> None:
-        if self._file is not None and self._file is not sys.stdout:
-            self._file.close()
+        """Requests that end later are not written."""
+        file, self._file = self._file, None
+        if file is not None and file is not sys.stdout:
+            file.close()

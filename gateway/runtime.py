@@ -41,12 +41,14 @@ class Runtime:
         self.clock = clock
         self.wall_clock = wall_clock
         self.draining = False
+        self._started: list[Backend] = []
         self._start_failure: str | None = None
 
     async def start(self) -> None:
         """What goes wrong here is told by :meth:`failure`."""
         for backend in self.catalog.backends:
             try:
+                self._started.append(backend)
                 await backend.start()
             except Exception as exc:
                 log.debug("backend %r did not start", backend.name, exc_info=True)
@@ -60,16 +62,23 @@ class Runtime:
         for backend in self.catalog.backends:
             backend.begin_drain()
 
-    async def stop(self, grace_s: float) -> None:
+    async def stop_backends(self, grace_s: float) -> None:
+        """Whatever still runs after ``grace_s`` is failed by its backend. Once is enough."""
         self.begin_drain()
-        stops = [asyncio.create_task(backend.stop(grace_s)) for backend in self.catalog.backends]
-        done, late = await asyncio.wait(stops, timeout=grace_s + _STOP_MARGIN_S) if stops else (set(), set())
+        backends, self._started = self._started, []
+        stops = [asyncio.create_task(backend.stop(grace_s)) for backend in backends]
+        if not stops:
+            return
+        done, late = await asyncio.wait(stops, timeout=grace_s + _STOP_MARGIN_S)
         for stop in done:
             if not stop.cancelled() and stop.exception() is not None:
                 log.error("a backend did not stop cleanly: %s", stop.exception())
         for stop in late:
             stop.cancel()
             log.error("a backend did not stop in time")
+
+    async def stop(self, grace_s: float) -> None:
+        await self.stop_backends(grace_s)
         self.text.close()
         self.request_log.close()
 

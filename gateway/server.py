@@ -21,7 +21,7 @@ from types import FrameType
 
 import uvicorn
 
-from gateway.app import Application, create_app
+from gateway.app import STOP_S, Application, create_app
 from gateway.settings import Settings, SettingsError
 
 __all__ = ["bind", "check_exposure", "serve"]
@@ -178,6 +178,8 @@ class _Server(uvicorn.Server):
         deadline = time.monotonic() + runtime.settings.grace_s
         while self._app.in_flight and time.monotonic() < deadline:
             await asyncio.sleep(_POLL_S)
+        # What the backends fail now is still answered, with a 503.
+        await runtime.stop_backends(STOP_S)
 
 
 def _configure_logging(settings: Settings) -> None:
