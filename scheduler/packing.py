@@ -1,8 +1,9 @@
 """Which waiting jobs join the head of the queue in one pass.
 
-First those that share with it (its group, or an uncached prefix, which is then computed once), then others in order,
-until the pass has the tokens at which the device is saturated: beyond that, company makes a pass longer and saves
-nothing. A head that saturates the device by itself takes only jobs that share with it.
+First those that share with it (its group, or an uncached prefix at least as long as what is left of them, which is
+then computed once), then others in order, until the pass has the tokens at which the device is saturated: beyond that,
+company makes a pass longer and saves nothing. A head that saturates the device by itself takes only jobs that share
+with it.
 
 Company delays the head. Its latency is what it has waited plus its own time; company may add ``delay_share`` of that.
 Its own group is exempt: whoever asked wants all of it.
@@ -39,16 +40,19 @@ def pack(
     alone_s, head_tokens = packed.seconds, packed.tokens
     latest_s = now + alone_s + limits.delay_share * (max(0.0, now - head.arrival_s) + alone_s)
 
-    def admit(candidates: Iterable[Job], most_tokens: int, misses: int) -> None:
+    def admit(candidates: Iterable[Job], most_tokens: int, misses: int, least_share: float) -> None:
         for job in candidates:
             if len(packed.jobs) >= limits.max_jobs or packed.tokens >= most_tokens:
                 return
             if job.job_id in packed.ids:
                 continue
             segment = packed.segment(job)
+            kin = job.group == head.group
+            if not kin and segment[1] - job.cached_blocks * limits.block_tokens < least_share * segment[0]:
+                continue
             until = now + packed.seconds + packed.added_s(job, segment)
             fits = packed.tokens + segment[0] <= most_tokens and until <= min(packed.deadline_s, _deadline(job))
-            if fits and (until <= latest_s or job.group == head.group):
+            if fits and (until <= latest_s or kin):
                 packed.add(job, segment)
             elif misses == 0:
                 return
@@ -56,9 +60,9 @@ def pack(
                 misses -= 1
 
     ranked = sorted(siblings, key=lambda job: (job.group != head.group, job.key))
-    admit(ranked, head_tokens + limits.saturation_tokens, _SIBLING_MISSES)
+    admit(ranked, head_tokens + limits.saturation_tokens, _SIBLING_MISSES, 1.0)
     # Not one of the others may be passed over: whoever does not fit has the next turn, and waits for nobody behind it.
-    admit(others, limits.saturation_tokens, 0)
+    admit(others, limits.saturation_tokens, 0, 0.0)
     return packed.jobs
 
 

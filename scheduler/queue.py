@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from scheduler.job import Job
 from scheduler.job_time import JobTimeModel
@@ -29,6 +30,8 @@ Head = tuple[float, int, str]  # key with the tenant's share, job, tenant
 
 _LOOKED_AT = 4  # jobs asked how far they share a prefix
 _BEHIND_S = 1e-6  # beyond the rounding of scores
+_AT_ONCE = 512  # jobs given a new place in one go: a few ms
+_MOST_SIBLINGS = 256  # of each kind
 _IDLE_TENANTS = 4096  # whose service is remembered while they wait for nothing
 
 
@@ -43,8 +46,8 @@ class _Tenant:
 
 
 class JobQueue:
-    """Waiting jobs. ``match`` is the prefix index's; ``times`` predicts what remains, as long as ``rescore`` has not
-    replaced it. ``share`` in s a s: how strongly service had counts against a tenant."""
+    """Waiting jobs. ``match`` is the prefix index's; ``times`` predicts what remains until ``rescore``
+    replaces it. ``share`` in s a s: how strongly service had counts against a tenant."""
 
     def __init__(
         self,
@@ -66,6 +69,7 @@ class JobQueue:
         self._by_last: dict[Block, dict[int, Job]] = {}
         self._groups: dict[int, dict[int, Job]] = {}
         self._virtual = 0.0  # service had by whom was served last: where a tenant that comes back starts
+        self._outdated: deque[int] = deque()  # jobs placed by predictions that no longer hold
         self.tokens = 0
         self.with_deadline = 0
 
@@ -192,19 +196,23 @@ class JobQueue:
 
     def siblings(self, job: Job) -> list[Job]:
         """The waiting jobs of its group, then those whose next block is also its next, both in the order filed."""
-        found = dict(self._groups.get(job.group, {}))
+        found = dict(islice(self._groups.get(job.group, {}).items(), _MOST_SIBLINGS))
         block = self._next_block(job)
         if block is not None:
-            found.update(self._by_next.get(block, {}))
+            found.update(islice(self._by_next.get(block, {}).items(), _MOST_SIBLINGS))
         found.pop(job.job_id, None)
         return list(found.values())
 
     # --- calibration -------------------------------------------------------------------------------------------------
 
     def inserted(self, blocks: Iterable[Block]) -> None:
-        """These became readable."""
+        """These became readable. Of the jobs that one of them concerns, those beyond ``_AT_ONCE`` learn of it in
+        ``catch_up``: until then they stand where they stood, at what they would have cost."""
         for block in blocks:
-            for job in list(self._by_next.get(block, {}).values()):
+            filed = self._by_next.get(block, {})
+            concerned = list(islice(filed.values(), _AT_ONCE))
+            self._outdated.extend(islice(filed, _AT_ONCE, None))
+            for job in concerned:
                 self._recount(job, job.cached_blocks, job.max_cached_blocks)
 
     def evicted(self, blocks: Iterable[Block]) -> None:
@@ -214,10 +222,16 @@ class JobQueue:
                 self._recount(job, 0, job.cached_blocks)
 
     def rescore(self, times: JobTimeModel) -> None:
-        """Puts all in the order of new predictions: O(n log n), for when they have moved noticeably."""
+        """From now on ``times`` predict. Jobs that wait already are put in their new places by ``catch_up``."""
         self._times = times
-        for job in list(self._jobs.values()):
-            self._recount(job, job.cached_blocks, job.cached_blocks)
+        self._outdated = deque(self._jobs)
+
+    def catch_up(self, most: int = _AT_ONCE) -> None:
+        """Gives up to ``most`` of the jobs whose times changed all at once their new places."""
+        for _ in range(min(most, len(self._outdated))):
+            job = self._jobs.get(self._outdated.popleft())
+            if job is not None:
+                self._recount(job, job.cached_blocks, job.max_cached_blocks)
 
     def wanted(self, block: Block) -> bool:
         """Whether a waiting job's cached prefix ends with ``block`` (keep_policy.Demand)."""

@@ -185,6 +185,7 @@ class Scheduler:
 
     def next_pass(self, now: float, parked: Sequence[RunningPass] = (), *, resume_only: bool = False) -> Decision:
         """What to compute, with nothing computing. ``resume_only``: begin nothing new, there is no room."""
+        self._queue.catch_up()
         best = min(parked, key=self._score, default=None)
         head = None if resume_only else self._queue.head()
         if head is None or (best is not None and self._score(best) <= self._queue.head_score()):

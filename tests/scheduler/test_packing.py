@@ -39,11 +39,17 @@ def test_siblings_join_even_a_large_head_because_they_add_only_their_ends() -> N
 
 def test_siblings_go_before_others() -> None:
     head = make_job(1, 10 * BLOCK, path="ppppp")
-    sibling = make_job(2, 20 * BLOCK, path="ppppp")
+    sibling = make_job(2, 10 * BLOCK, path="ppppp")
     others = keyed([make_job(i, 5 * BLOCK) for i in range(3, 20)])
     packed = pack(head, [sibling], others, TIMES, WIDE, 0.0)
     assert packed[:2] == [head, sibling]
     assert sum(new for new, _ in segments_of(packed, BLOCK)) <= 1000
+
+
+def test_sharing_a_few_tokens_is_no_reason_to_overtake() -> None:
+    head, distant = make_job(1, 10 * BLOCK, path="s"), make_job(3, 20 * BLOCK, path="s")
+    second = make_job(2, 12 * BLOCK)
+    assert pack(head, [distant], [head, second, distant], TIMES, WIDE, 0.0) == [head, second, distant]
 
 
 def test_nobody_is_passed_over() -> None:

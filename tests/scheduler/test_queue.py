@@ -206,6 +206,7 @@ def test_rescoring_puts_all_in_the_new_order() -> None:
     queue.add(make_job(2, 100, 1.0))
     assert queue.head() is queue.get(1)
     queue.rescore(JobTimeModel(0.1, 1e-1, 0.0))
+    queue.catch_up(10)
     assert queue.head() is queue.get(2)
 
 
