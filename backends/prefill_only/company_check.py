@@ -1,4 +1,4 @@
-"""Does a row get the same bits whatever it is packed with? Measured at start: it depends on the libraries of the CPU."""
+"""Does a row get the same bits whatever it is packed with? Measured at start: libraries pick loops by CPU and shape."""
 
 from __future__ import annotations
 

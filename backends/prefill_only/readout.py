@@ -104,8 +104,8 @@ class LmHead:
         )
         assert read.target_logit is not None and read.target_rank is not None  # targets were given
         log_z, target, rank = read.lse.tolist(), read.target_logit.tolist(), read.target_rank.tolist()
-        ids = read.top_ids.tolist() if top else [[]] * rows
-        values = read.top_values.tolist() if top else [[]] * rows
+        ids = [[]] * rows if read.top_ids is None else read.top_ids.tolist()
+        values = [[]] * rows if read.top_values is None else read.top_values.tolist()
         return [ScoredRow(log_z[i], target[i], rank[i], list(zip(values[i], ids[i], strict=True))) for i in range(rows)]
 
     def _draw(self, logits: torch.Tensor, ask: NextTokenAsk, best: int) -> list[int]:

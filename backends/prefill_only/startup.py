@@ -28,7 +28,7 @@ from backends.prefill_only.readout import ROWS_AT_ONCE, LmHead
 from backends.prefill_only.settings import EngineSettings
 from backends.prefill_only.text import load_tokenizer
 from backends.prefill_only.warm_up import warm_up
-from kernels.dispatch import describe_kernels
+from kernels.dispatch import count_compilations, describe_kernels
 from scheduler.job_time import JobTimeModel
 from scheduler.prefix_index import PrefixIndex
 from scheduler.scheduler import Scheduler, SchedulerConfig
@@ -121,6 +121,7 @@ def start_engine(settings: EngineSettings, metrics: EngineMetrics, report: Repor
         PrefixIndex(memory.pool_pages),
     )
     engine = Engine(decoder, head, scheduler, metrics)
+    count_compilations(device)
     engine.start()
     kernels = describe_kernels(device)
     metrics.build.info(

@@ -1,6 +1,7 @@
-"""Pays before the first request for what libraries do at the first call of a shape.
+"""Pays before the first request for what is done at the first call of a shape.
 
-A CPU's matrix products are compiled for each row count; a pass may have any multiple of ``ROW_ALIGN`` up to the chunk.
+On a GPU that is compiling kernels. A CPU's matrix products are prepared for each row count, and a pass may have any
+multiple of ``ROW_ALIGN`` up to the chunk.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import torch
 from backends.base import Readout
 from backends.prefill_only.decoder import Decoder
 from backends.prefill_only.direct import run_directly
+from backends.prefill_only.models.quantized_linear import QuantizedLinear
 from backends.prefill_only.prefill_pass import PassJob
 from backends.prefill_only.readout import LmHead
 from backends.prefill_only.rows import ROW_ALIGN
+from kernels.warmup import warm_up as compile_kernels
 
 __all__ = ["warm_up"]
 
@@ -24,10 +27,23 @@ _LENGTHS = (1, 40, 200, 1000)
 def warm_up(decoder: Decoder, head: LmHead) -> None:
     if decoder.device.type == "cpu":
         _linears(decoder)
+    else:
+        _kernels(decoder)
     rng = random.Random(0)
     for length in _LENGTHS:
         prompt = [rng.randrange(head.vocab) for _ in range(min(length, decoder.max_positions))]
         run_directly(decoder, head, [PassJob(prompt, Readout(top_logprobs=1, prompt_logprobs=1))])
+
+
+def _kernels(decoder: Decoder) -> None:
+    quantised: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]] = {}
+    biases = False
+    for layer in decoder.weights.layers:
+        biases = biases or layer.experts_gate_up_bias is not None
+        for linear in (layer.qkv, layer.o, layer.gate_up, layer.down):
+            if isinstance(linear, QuantizedLinear):
+                quantised[tuple(linear.weight.shape)] = (linear.weight, linear.scale)
+    compile_kernels(decoder.spec, decoder.kv.k[:1], expert_biases=biases, quantised=quantised.values())
 
 
 def _linears(decoder: Decoder) -> None:
