@@ -109,13 +109,17 @@ class _Environment(ImmutableSandboxedEnvironment):
         _count_access()
         return super().getattr(obj, attribute)
 
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        wrapped = super().wrap_str_format(value)
+        if wrapped is not None:
+            _check_format(value.__self__)
+        return wrapped
+
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         _count_access()
         name = getattr(__obj, "__name__", "")
         if name in ("center", "ljust", "rjust", "zfill", "expandtabs") and args and isinstance(args[0], int):
             _check_repeated(args[0])
-        elif name == "format" and isinstance(getattr(__obj, "__self__", None), str):
-            _check_format(__obj.__self__)
         return super().call(__context, __obj, *args, **kwargs)
 
 

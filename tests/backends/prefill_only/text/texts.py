@@ -16,7 +16,7 @@ _RANGES = (
     (0x20000, 0x323AF), (0xE0000, 0xE01EF),
 )  # fmt: skip
 _WORDS = (
-    "the quick Brown FOX it's I'LL don't 2024 3.14 1,000 x1 foo_bar() e.g. naïve Zürich привет мир 中文 日本語 한국어 👍🏽"
+    "the quick Brown FOX it's I'LL don't 2024 3.14 1,000 x1 foo_bar() e.g. naïve Zürich привет мир 中文 한국어 👍🏽"
 ).split()
 _BLANKS = (" ", "  ", "    ", "\n", "\n\n", "\r\n", "\t", " \n ", "\u00a0", "\u3000", "\u2028", "\x1c", "\x85")
 _DIGITS = "0123456789٣४½²Ⅷ"
