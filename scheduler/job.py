@@ -30,6 +30,7 @@ class Job:
 
     # Kept by the scheduler.
     cached_blocks: int = 0
+    shared_blocks: int = 0  # leading ones that another waiting job begins with too
     predicted_s: float = 0.0  # at submission, alone
     remaining_s: float = 0.0  # alone, with what is cached now
     cost_s: float = 0.0  # what it adds to the backlog: a prefix shared with others that wait counts once

@@ -261,8 +261,10 @@ class JobQueue:
         if cached < job.max_cached_blocks:
             mates = self._by_next.setdefault(hashes[cached], {})
             if mates:
-                mate = mates[next(reversed(mates))]
-                shared = common_blocks(hashes, mate.block_hashes, cached + 1, (tokens - 1) // block) * block
+                if job.shared_blocks <= cached:
+                    mate = mates[next(reversed(mates))]
+                    job.shared_blocks = common_blocks(hashes, mate.block_hashes, cached + 1, (tokens - 1) // block)
+                shared = job.shared_blocks * block
                 job.cost_s = self._times.predict(tokens - shared, shared) + job.extra_s
             mates[job.job_id] = job
         if cached:

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from scheduler.ordered_sums import OrderedSums
 
-places = st.tuples(st.floats(-100, 100), st.integers(0, 1000))
+places = st.tuples(st.floats(-100, 100) | st.sampled_from([0.0, 1.0]), st.integers(0, 1000))
 
 
 @given(st.lists(st.tuples(places, st.floats(0, 10)), max_size=60), st.data())
@@ -47,3 +47,17 @@ def test_removing_what_is_not_there_is_an_error() -> None:
         sums.remove((1.0, 2))
     with pytest.raises(KeyError):
         sums.remove((2.0, 1))
+
+
+def test_equal_keys_are_told_apart_by_identity_across_buckets() -> None:
+    sums = OrderedSums()
+    for i in range(0, 2000, 2):
+        sums.add((1.0, i), 1.0)
+    for i in range(1, 2000, 2):
+        sums.add((1.0, i), 1.0)
+    assert [i for _, i in sums] == list(range(2000))
+    for i in range(0, 2000, 3):
+        sums.remove((1.0, i))
+    assert [i for _, i in sums] == [i for i in range(2000) if i % 3]
+    assert sums.sum_before(1.0) == 0.0
+    assert sums.sum_before(1.1) == len(sums)
