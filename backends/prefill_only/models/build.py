@@ -33,7 +33,8 @@ __all__ = ["build"]
 
 # What checkpoints carry beside parameters: tables that are computed here, and scales of quantised activations.
 _NO_PARAMETERS = (
-    ".inv_freq", ".input_scale", ".output_scale", ".k_scale", ".v_scale", ".q_scale", ".weight_shape", ".weight_format",
+    ".inv_freq", "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight",
+    ".input_scale", ".output_scale", ".k_scale", ".v_scale", ".q_scale", ".weight_shape", ".weight_format",
 )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import torch
 from backends.prefill_only.models.build import build
 from backends.prefill_only.models.dtype import resolve_device, resolve_dtype
 from backends.prefill_only.models.families import config_spec, token_ids
-from backends.prefill_only.models.gguf_families import gguf_spec
+from backends.prefill_only.models.gguf_families import EMBEDDING, gguf_spec
 from backends.prefill_only.models.gguf_source import GgufSource
 from backends.prefill_only.models.hub import ModelNotFound, snapshot
 from backends.prefill_only.models.layout import checkpoint_tensors, layer_linears
@@ -113,10 +113,9 @@ def _load_gguf(
 ) -> LoadedModel:
     file = GgufSource(path)
     try:
-        embedding = "token_embd.weight"
-        if embedding not in file.names():
-            raise CheckpointError(f"{path} has no tensor {embedding!r}")
-        spec, names = gguf_spec(file.metadata, file.names(), file.shape(embedding)[0])
+        if EMBEDDING not in file.names():
+            raise CheckpointError(f"{path} has no tensor {EMBEDDING!r}")
+        spec, names = gguf_spec(file.metadata, file)
         source: TensorSource = file
         if dummy:
             source = RandomSource(checkpoint_tensors(spec, names), norm_gain=1.0 - spec.norm_offset)

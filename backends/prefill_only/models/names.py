@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-__all__ = ["GEMMA2", "GGUF", "GGUF_PERMUTED", "GPT_OSS", "LLAMA", "MIXTRAL", "PHI3", "QWEN3_MOE", "Names"]
+__all__ = ["GEMMA2", "GGUF", "GGUF_PERMUTED", "GGUF_PHI3", "GPT_OSS", "LLAMA", "MIXTRAL", "PHI3", "QWEN3_MOE", "Names"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,3 +102,4 @@ GGUF = Names(
 )
 # llama.cpp keeps the rows of q and k of the Llama family in the order of Meta's interleaved rope.
 GGUF_PERMUTED = replace(GGUF, qk_interleaved=True)
+GGUF_PHI3 = replace(GGUF, qkv=("blk.{i}.attn_qkv",), gate_up=("blk.{i}.ffn_up",))
