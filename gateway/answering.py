@@ -144,7 +144,10 @@ async def _answer_here(
     """Raises NotHere where an upstream could do better."""
     exchange = exchange_of(scope)
     exchange.answered_by(served.backend.name, "local", decision.reason)
-    _check_ready(served)
+    try:
+        served.require_ready()
+    except Unavailable as why:
+        raise NotHere("local-not-ready", why) from None
     caller = Caller(exchange.tenant, exchange.request_id, _deadline_s(scope))
     async with DisconnectGuard(receive):
         try:
@@ -189,14 +192,6 @@ async def _answer_here(
 
 
 _SSE_HEADERS = tuple((name.encode(), value.encode()) for name, value in sse.HEADERS.items())
-
-
-def _check_ready(served: Served) -> None:
-    status = served.backend.status()
-    if not status.alive:
-        raise NotHere("local-down", Unavailable(f"The engine is down: {status.message}", retry_after_s=30.0))
-    if not status.ready:
-        raise NotHere("local-not-ready", Unavailable(f"The model is not ready: {status.message}.", retry_after_s=2.0))
 
 
 def _deadline_s(scope: Scope) -> float | None:

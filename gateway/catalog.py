@@ -22,6 +22,7 @@ from backends.base import (
     ProxyRequest,
     Tokenizer,
 )
+from gateway.errors import Unavailable
 from gateway.settings import Settings, SettingsError
 from gateway.wire.vocabulary import VocabularyIndex
 
@@ -67,6 +68,14 @@ class Served:
     def vocabulary(self) -> VocabularyIndex:
         """Slow to build: off the event loop at first."""
         return VocabularyIndex(self.tokenizer)
+
+    def require_ready(self) -> None:
+        """Raises Unavailable."""
+        status = self.backend.status()
+        if not status.alive:
+            raise Unavailable(f"The engine is down: {status.message}", retry_after_s=30.0)
+        if not status.ready:
+            raise Unavailable(f"The model is not ready: {status.message}.", retry_after_s=2.0)
 
     @property
     def indexed(self) -> bool:

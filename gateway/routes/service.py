@@ -71,6 +71,7 @@ def guarded_status_routes(runtime: Runtime, guard: Guard) -> list[HTTPRouteHandl
         served = runtime.catalog.find(None)
         if served is None:
             raise RouteNotFound("No model is served locally.")
+        served.require_ready()
         return tokenizer_info(served)
 
     return [metrics, info]

@@ -9,7 +9,7 @@ from litestar.handlers import ASGIRouteHandler
 
 from gateway.answering import answer, decode_peek, forward
 from gateway.catalog import Served
-from gateway.errors import ModelNotFound, Unavailable
+from gateway.errors import ModelNotFound
 from gateway.exchange import Receive, Scope, Send, exchange_of
 from gateway.http import check_json_content_type, decoded_body, encode_json, read_body, send_answer
 from gateway.routes.bare import Handler, bare_route
@@ -53,8 +53,7 @@ def _tokens(route: str, work: Callable[[bytes, Served], dict[str, Any]], runtime
                 await forward(runtime, scope, receive, send, raw, "unknown-model")
                 return
             raise ModelNotFound(str(model))
-        if not served.backend.status().ready:
-            raise Unavailable(f"The model is not ready: {served.backend.status().message}.", retry_after_s=2.0)
+        served.require_ready()
         exchange.model = served.model_id
         exchange.answered_by(served.backend.name, "local", route)
         answer = await runtime.text.run(len(body), lambda: encode_json(work(body, served)))
