@@ -11,6 +11,7 @@ import importlib.metadata
 import logging
 import threading
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -18,6 +19,9 @@ logger = logging.getLogger(__name__)
 
 #: (op, reason) -> calls that ran the torch version on a GPU although a Triton kernel exists.
 fallback_counts: dict[tuple[str, str], int] = {}
+
+#: kernel -> times it was compiled after `count_compilations`, that is on somebody's request.
+compilation_counts: dict[str, int] = {}
 _lock = threading.Lock()
 
 
@@ -66,6 +70,32 @@ def use_triton(op: str, tensor: torch.Tensor, unsupported: str | None = None) ->
     if seen == 0:
         logger.warning("%s falls back to torch on %s: %s", op, tensor.device, reason)
     return False
+
+
+def count_compilations(device: torch.device) -> None:
+    """From now on, counts and logs every kernel that Triton compiles. Call it when warm; does nothing on a CPU.
+
+    A kernel that Triton finds in its cache on disk is loaded, not compiled, and not counted.
+    """
+    if device.type != "cuda" or triton_missing():
+        return
+    knobs = importlib.import_module("triton.knobs")
+    before = knobs.compilation.listener
+
+    def listen(**event: Any) -> None:
+        if before is not None:
+            before(**event)
+        if not event["cache_hit"]:
+            record_compilation(str(getattr(event["src"], "name", "unknown")))
+
+    knobs.compilation.listener = listen
+
+
+def record_compilation(kernel: str) -> None:
+    """Counts one compilation of `kernel` and logs it."""
+    with _lock:
+        compilation_counts[kernel] = compilation_counts.get(kernel, 0) + 1
+    logger.warning("%s was compiled on a request: warm-up did not foresee its arguments", kernel)
 
 
 def use_native(op: str, tensor: torch.Tensor) -> ModuleType | None:

@@ -34,6 +34,9 @@ def lm_head_readout(
     (rows, size), vocab, device = hidden.shape, weight.shape[0], hidden.device
     result = empty_readout(rows, top_k, targets, named_ids, device)
     config = matmul_config(capability_of(device), hidden.dtype)
+    if top_k:
+        # A key takes twice the registers of the logit it is made from.
+        config = config._replace(block_n=min(config.block_n, 128))
     tiles = triton.cdiv(vocab, config.block_n)
     tops, sums = (torch.empty(tiles, rows, dtype=torch.float32, device=device) for _ in range(2))
     above = None if targets is None else torch.empty(tiles, rows, dtype=torch.int32, device=device)

@@ -1,4 +1,4 @@
-"""Fixes how this session runs Triton kernels, before anything imports triton: compiled where a GPU is, interpreted else.
+"""Fixes how this session runs Triton kernels, before anything imports triton: compiled on a GPU, else interpreted.
 
 Triton decides at its first import whether its own library functions are interpreted, so the variable must be set before
 any test module is collected: loading a transformers model imports triton.

@@ -1,0 +1,125 @@
+"""Compiles all kernels in a process of its own and writes what came out as JSON: `python -m … FILE`.
+
+A process interprets kernels or compiles them, never both; the test session interprets. What `report` holds are the rows
+of kernels.report; `warm` and `requested` are the kernels that warm-up and requests ask for, by hash.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kernels import dispatch, report, warmup
+from kernels.attention import attention
+from kernels.compile_only import compile_only
+from kernels.gated_act import gated_act
+from kernels.kv_write import kv_write
+from kernels.lm_head_readout import lm_head_readout
+from kernels.moe_grouped_gemm import moe_grouped_gemm, sort_by_expert
+from kernels.rms_norm import rms_norm
+from kernels.rope import rope_
+
+_OPS = ("attention", "gated_act", "kv_write", "lm_head_readout", "moe_grouped_gemm", "rms_norm", "rope")
+
+
+@dataclass(frozen=True)
+class Rope:
+    rotary_dim: int = 64
+    interleaved: bool = False
+
+
+@dataclass(frozen=True)
+class Layer:
+    window: int = 0
+    rope: int = 0
+    sinks: bool = False
+    moe: bool = False
+
+
+@dataclass(frozen=True)
+class Experts:
+    num_experts: int = 4
+    top_k: int = 2
+    intermediate_size: int = 96
+    activation: str = "silu"
+
+
+@dataclass(frozen=True)
+class Model:
+    hidden_size: int = 192
+    intermediate_size: int = 320
+    num_heads: int = 3
+    num_kv_heads: int = 1
+    head_dim: int = 64
+    vocab_size: int = 1000
+    layers: tuple[Layer, ...] = (Layer(), Layer(window=20), Layer(moe=True))
+    ropes: tuple[Rope, ...] = (Rope(),)
+    activation: str = "silu"
+    attn_soft_cap: float = 0.0
+    final_soft_cap: float = 0.0
+    qk_norm: bool = True
+    moe: Experts = Experts()
+
+
+def request(model: Model, pages: torch.Tensor, rows: int, segments: int, position: int, window: int) -> None:
+    """What one chunk of a pass launches; numbers that differ from call to call are arguments."""
+
+    def empty(*shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=pages.dtype)
+
+    norm, head_norm = empty(model.hidden_size), empty(model.head_dim)
+    hidden = empty(rows + 16, model.hidden_size)[16:]
+    rms_norm(hidden, norm, 1e-6, out=empty(64, model.hidden_size)[:rows])
+    fused = empty(rows, 5 * model.head_dim).unflatten(1, (-1, model.head_dim))
+    positions = torch.zeros(rows + 1, dtype=torch.int32)[1:]
+    table = torch.zeros(8192, 32)
+    slots = torch.zeros(rows + 3, dtype=torch.int64)[3:]
+    kv_write(fused[:, 3:4], fused[:, 4:], pages, pages, slots, cos=table, sin=table, positions=positions)
+    rms_norm(fused[:, 3:4], head_norm, 1e-6)
+    index = torch.zeros(segments + 1, dtype=torch.int32)
+    for q in (fused[:, :3], empty(rows, 3, model.head_dim)):
+        rms_norm(q, head_norm, 1e-6)
+        rope_(q, table, table, positions)
+        attention(
+            q, pages, pages, torch.zeros(segments, position // 16 + 1, dtype=torch.int32), index, index[1:], scale=0.3,
+            max_q=rows, window=window, out=empty(64, 3 * model.head_dim)[:rows].unflatten(1, (3, -1)),
+        )  # fmt: skip
+    gated_act(empty(rows, 2 * model.intermediate_size))
+    pairs = sort_by_expert(torch.zeros(rows, 2, dtype=torch.int64), 4)
+    up = moe_grouped_gemm(hidden, empty(4, 192, model.hidden_size), pairs.offsets, row_ids=pairs.row_ids)
+    moe_grouped_gemm(gated_act(up), empty(4, model.hidden_size, 96), pairs.offsets, row_scale=torch.zeros(2 * rows))
+    targets = torch.zeros(rows, dtype=torch.int64)
+    for top_k in (0, 5, 20):
+        lm_head_readout(hidden, empty(model.vocab_size, model.hidden_size), targets=targets, top_k=top_k)
+
+
+def main() -> None:
+    rows = [row for case in report.cases() for arch in report.ARCHITECTURES for row in report.compile_case(case, arch)]
+    # The public functions would choose torch for the CPU tensors that stand in for a device's.
+    for op in _OPS:
+        importlib.import_module(f"kernels.{op}").use_triton = lambda *_: True
+    assert dispatch.triton_missing() is None
+    model, pages = Model(), torch.zeros(3, 16, 1, 64, dtype=torch.bfloat16)
+    with compile_only(90) as warm:
+        warmup.launch_all(model, pages)
+    with compile_only(90) as requested:
+        for count, segments, position, window in ((1, 1, 0, 0), (16, 2, 16, 20), (48, 1, 5000, 20), (33, 33, 1, 0)):
+            request(model, pages, count, segments, position, window)
+    Path(sys.argv[1]).write_text(
+        json.dumps(
+            {
+                "report": [row._asdict() | {"facts": row.facts._asdict()} for row in rows],
+                "warm": [[kernel.metadata.name, kernel.hash] for kernel in warm],
+                "requested": [[kernel.metadata.name, kernel.hash] for kernel in requested],
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
