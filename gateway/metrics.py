@@ -38,8 +38,8 @@ class Metrics:
         self._first_token = seconds(
             "onepass_time_to_first_token_seconds", "From arrival to the answer's first body byte"
         )
-        self._queue = seconds("onepass_queue_seconds", "Waiting for a pass")
-        self._prefill = seconds("onepass_prefill_seconds", "Computing")
+        self._queue = seconds("onepass_request_queue_seconds", "Waiting for a pass")
+        self._prefill = seconds("onepass_request_prefill_seconds", "Computing")
         self._upstream = seconds("onepass_upstream_first_byte_seconds", "From forwarding to the upstream's first byte")
         self._prompt_size = Histogram(
             "onepass_request_prompt_tokens", "Of local requests", ["model"], buckets=_TOKENS, registry=registry

@@ -36,8 +36,8 @@ async def test_local_requests_are_timed_by_stage(http: httpx.AsyncClient, backen
     prompt_tokens = answer.json()["usage"]["prompt_tokens"]
     found = await series(http)
     for name, value in (("queue", 0.0015), ("prefill", 0.0035)):
-        assert found[f"onepass_{name}_seconds_count", MODEL, "local"] == 1
-        assert found[f"onepass_{name}_seconds_sum", MODEL, "local"] == pytest.approx(value)
+        assert found[f"onepass_request_{name}_seconds_count", MODEL, "local"] == 1
+        assert found[f"onepass_request_{name}_seconds_sum", MODEL, "local"] == pytest.approx(value)
     assert found["onepass_request_seconds_count", MODEL, "local"] == 1
     assert found["onepass_time_to_first_token_seconds_count", MODEL, "local"] == 1
     assert found["onepass_prompt_tokens_total", MODEL] == prompt_tokens
