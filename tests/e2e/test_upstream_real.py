@@ -36,10 +36,9 @@ def llama(builtin_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.fixture(scope="module")
-def gateway(
-    llama: LlamaServer, base_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ServerProcess]:
-    env = {**base_env, "ONEPASS_UPSTREAM_BASE_URL": f"{llama.url}/v1"}
+def gateway(llama: LlamaServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """Without an engine of its own: all that it does is pass on."""
+    env = {"ONEPASS_BACKENDS": "upstream", "ONEPASS_UPSTREAM_BASE_URL": f"{llama.url}/v1"}
     process = start_server(env, tmp_path_factory.mktemp("gateway") / "log")
     yield process
     assert process.stop() == 0
@@ -55,21 +54,33 @@ def ask(root: str, path: str, body: dict[str, Any]) -> httpx.Response:
     return httpx.post(f"{root}{path}", json=body, timeout=300)
 
 
+def ran_where(answer: Any) -> tuple[str, str]:
+    return answer.headers["x-onepass-backend"], answer.headers["x-onepass-reason"]
+
+
 def without_identity(answer: httpx.Response) -> dict[str, Any]:
     """A JSON answer but for what differs between any two requests."""
     return {key: value for key, value in answer.json().items() if key not in ("id", "created")}
 
 
-def test_one_base_url_generates_there_and_reads_here(sdk: OpenAI) -> None:
-    there = sdk.chat.completions.with_raw_response.create(model=UPSTREAM, messages=COUNT, max_tokens=12, temperature=0)
-    assert there.headers["x-onepass-backend"] == "upstream" and there.headers["x-onepass-reason"] == "unknown-model"
-    answer = there.parse()
-    assert answer.choices[0].message.content and answer.usage and answer.usage.completion_tokens == 12
-    here = sdk.chat.completions.with_raw_response.create(model=LOCAL, messages=COUNT, max_tokens=1, temperature=0)
-    assert here.headers["x-onepass-backend"] == "prefill-only"
-    long = sdk.chat.completions.with_raw_response.create(model=LOCAL, messages=COUNT, max_tokens=3, temperature=0)
-    assert long.headers["x-onepass-backend"] == "upstream" and long.headers["x-onepass-reason"] == "max-tokens"
-    assert {UPSTREAM, LOCAL} <= {model.id for model in sdk.models.list()}
+def test_one_base_url_generates_there_and_reads_here(
+    llama: LlamaServer, base_env: dict[str, str], tmp_path: Path
+) -> None:
+    server = start_server({**base_env, "ONEPASS_UPSTREAM_BASE_URL": f"{llama.url}/v1"}, tmp_path / "log")
+    try:
+        with OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0, timeout=300) as sdk:
+            ask_raw = sdk.chat.completions.with_raw_response.create
+            there = ask_raw(model=UPSTREAM, messages=COUNT, max_tokens=12, temperature=0)
+            assert ran_where(there) == ("upstream", "unknown-model")
+            answer = there.parse()
+            assert answer.choices[0].message.content and answer.usage and answer.usage.completion_tokens == 12
+            here = ask_raw(model=LOCAL, messages=COUNT, max_tokens=1, temperature=0)
+            assert ran_where(here) == ("prefill-only", "one-token")
+            long = ask_raw(model=LOCAL, messages=COUNT, max_tokens=3, temperature=0)
+            assert ran_where(long) == ("upstream", "max-tokens")
+            assert {UPSTREAM, LOCAL} <= {model.id for model in sdk.models.list()}
+    finally:
+        assert server.stop() == 0
 
 
 def test_an_answer_equals_the_direct_one(gateway: ServerProcess, llama: LlamaServer) -> None:
@@ -132,10 +143,8 @@ def test_hanging_up_stops_the_upstream(llama: LlamaServer, sdk: OpenAI) -> None:
         time.sleep(0.05)
 
 
-def test_an_upstream_that_is_not_there(base_env: dict[str, str]) -> None:
-    server = start_server(
-        {**base_env, "ONEPASS_BACKENDS": "upstream", "ONEPASS_UPSTREAM_BASE_URL": "http://127.0.0.1:1"}
-    )
+def test_an_upstream_that_is_not_there() -> None:
+    server = start_server({"ONEPASS_BACKENDS": "upstream", "ONEPASS_UPSTREAM_BASE_URL": "http://127.0.0.1:1"})
     try:
         answer = ask(server.url, "/v1/chat/completions", {"model": UPSTREAM, "messages": COUNT, "max_tokens": 5})
         assert answer.status_code == 502 and answer.json()["error"]["code"] == "upstream_unreachable"
