@@ -36,7 +36,7 @@ def lm_head_readout(
     config = matmul_config(capability_of(device), hidden.dtype)
     if top_k:
         # A key takes twice the registers of the logit it is made from.
-        config = config._replace(block_n=min(config.block_n, 128))
+        config = config._replace(block_m=min(config.block_m, 64), block_n=min(config.block_n, 128))
     tiles = triton.cdiv(vocab, config.block_n)
     tops, sums = (torch.empty(tiles, rows, dtype=torch.float32, device=device) for _ in range(2))
     above = None if targets is None else torch.empty(tiles, rows, dtype=torch.int32, device=device)
