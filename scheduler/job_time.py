@@ -56,6 +56,7 @@ class JobTimeModel:
         self._recent: deque[tuple[float, float]] = deque(maxlen=_WINDOW)  # predicted before, measured
         self._fit_r2 = 0.0
         self._observations = 0
+        self.underestimate = 0.0  # what one pass in twenty takes longer than predicted, relative; at most 1
 
     # --- predicting --------------------------------------------------------------------------------------------------
 
@@ -95,6 +96,7 @@ class JobTimeModel:
         share = _ANCHOR / len(rows)
         self._anchor_matrix = [[share * v for v in row] for row in matrix]
         self._recent.clear()
+        self.underestimate = 0.0
         self._fit_r2 = _r2([(self._dot(x), t) for x, t in rows])
 
     def observe(self, segments: Iterable[Segment], seconds: float) -> float:
@@ -107,6 +109,8 @@ class JobTimeModel:
         if not (seconds > 0 and math.isfinite(seconds)):
             return predicted
         self._recent.append((predicted, seconds))
+        short = sorted(t / p - 1.0 for p, t in self._recent if p > 0)
+        self.underestimate = min(1.0, max(0.0, _quantile(short, 0.95))) if short else 0.0
         self._observations += 1
         residual = abs(predicted / seconds - 1.0)
         weight = 1.0 if residual <= _HUBER * self._usual else _HUBER * self._usual / residual

@@ -32,9 +32,16 @@ class PackLimits:
 
 
 def pack(
-    head: Job, siblings: Iterable[Job], others: Iterable[Job], times: JobTimeModel, limits: PackLimits, now: float
+    head: Job,
+    siblings: Iterable[Job],
+    others: Iterable[Job],
+    times: JobTimeModel,
+    limits: PackLimits,
+    now: float,
+    stretch: float = 1.0,
 ) -> list[Job]:
-    """``head`` and its company, in the order in which they were chosen."""
+    """``head`` and its company, in the order in which they were chosen. Deadlines must be met even if the pass takes
+    ``stretch`` times what is predicted."""
     packed = _Pack(times, limits.block_tokens)
     packed.add(head, packed.segment(head))
     alone_s, head_tokens = packed.seconds, packed.tokens
@@ -50,9 +57,10 @@ def pack(
             kin = job.group == head.group
             if not kin and segment[1] - job.cached_blocks * limits.block_tokens < least_share * segment[0]:
                 continue
-            until = now + packed.seconds + packed.added_s(job, segment)
-            fits = packed.tokens + segment[0] <= most_tokens and until <= min(packed.deadline_s, _deadline(job))
-            if fits and (until <= latest_s or kin):
+            seconds = packed.seconds + packed.added_s(job, segment)
+            in_time = now + seconds * stretch <= min(packed.deadline_s, _deadline(job))
+            fits = packed.tokens + segment[0] <= most_tokens and in_time
+            if fits and (now + seconds <= latest_s or kin):
                 packed.add(job, segment)
             elif misses == 0:
                 return

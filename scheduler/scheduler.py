@@ -55,7 +55,7 @@ class SchedulerConfig:
     tenant_max_queue_tokens: int | None = None
     tenant_max_queue_s: float | None = None
     default_deadline_s: float | None = None
-    deadline_margin: float = 0.1  # promises are made as if everything took so much longer
+    deadline_margin: float = 0.2  # promises are made as if everything took so much longer than predictions err
 
     def __post_init__(self) -> None:
         if self.block_tokens < 1 or self.saturation_tokens < 1 or self.max_pass_jobs < 1:
@@ -196,7 +196,8 @@ class Scheduler:
         jobs = [head]
         if self.config.max_pass_jobs > 1:
             others = islice(self._queue.in_order(), _OTHERS_TRIED)
-            jobs = pack(head, self._queue.siblings(head), others, self._order_times, self._limits, now)
+            siblings, stretch = self._queue.siblings(head), self._stretch()
+            jobs = pack(head, siblings, others, self._order_times, self._limits, now, stretch)
         self._queue.take(jobs)
         return Decision(jobs)
 
@@ -349,7 +350,7 @@ class Scheduler:
         for job in jobs:
             if job.deadline_s is None:
                 continue
-            finish = self._finish_in_s(job, now) * (1 + self.config.deadline_margin)
+            finish = self._finish_in_s(job, now) * self._stretch()
             if now + finish > job.deadline_s:
                 left = job.deadline_s - now
                 raise Refused(
@@ -360,7 +361,7 @@ class Scheduler:
 
     def _last_threatened(self, own: set[int], now: float) -> Job | None:
         """The last waiting job in order that is in time now, but would not be behind those of ``own`` before it."""
-        stretch, begun = 1 + self.config.deadline_margin, self._all_begun_s()
+        stretch, begun = self._stretch(), self._all_begun_s()
         before = before_without = 0.0
         last = None
         for job in self._queue.in_order():
@@ -384,6 +385,10 @@ class Scheduler:
             begun += running.remaining_s
         return begun + work
 
+    def _stretch(self) -> float:
+        """By how much a promise exceeds its prediction: what passes are underestimated by, and the margin on top."""
+        return 1.0 + self.config.deadline_margin + self.model.underestimate
+
     def _all_begun_s(self) -> float:
         """What remains of all passes that have begun."""
         running = self._running.remaining_s if self._running is not None else 0.0
@@ -391,7 +396,7 @@ class Scheduler:
 
     def _pressed(self, view: RunningPass, work_s: float, now: float) -> bool:
         """Whether ``view`` can meet its deadline, but not if ``work_s`` is done before it goes on."""
-        stretch = 1 + self.config.deadline_margin
+        stretch = self._stretch()
         return now + view.remaining_s <= view.deadline_s < now + (work_s + view.remaining_s) * stretch
 
     def _urgent(self, parked: Sequence[RunningPass], work_s: float, now: float) -> RunningPass | None:

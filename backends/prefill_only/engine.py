@@ -259,6 +259,7 @@ class Engine:
 
     def _begin(self, entries: list[EngineJob]) -> _Running | None:
         """Finds memory for a pass over ``entries`` and lays out its rows; None if there was no room."""
+        begun = self._clock()
         pinned: list[Block] = []
         kept: dict[Block, int] = {}
         scratch: list[int] = []
@@ -281,21 +282,22 @@ class Engine:
                 self._scheduler.index.unpin(pinned)
             self._no_room(entries, error)
             return None
-        now = self._clock()
         with self._lock:
             view = self._scheduler.begin(
-                [e.job for e in entries], [(s.num_rows, s.pos_start) for s in forest.segments], now
+                [e.job for e in entries], [(s.num_rows, s.pos_start) for s in forest.segments], begun
             )
         work = PrefillPass(self._decoder, self._head, forest, [e.pass_job for e in entries])
         view.bytes = work.hidden_bytes
         for entry in entries:
-            entry.started_s = now
+            entry.started_s = begun
         self._rows_held += forest.num_rows
         cached = [rows.cached_tokens for rows in forest.jobs]
         self._metrics.computed_tokens.inc(forest.num_rows)
         self._metrics.cached_tokens.inc(sum(cached))
         self._metrics.shared_tokens.inc(sum(rows.shared_tokens for rows in forest.jobs))
-        return _Running(view, work, work.steps(), entries, cached, scratch, pinned, kept, forest.num_rows)
+        running = _Running(view, work, work.steps(), entries, cached, scratch, pinned, kept, forest.num_rows)
+        running.compute_s = self._clock() - begun
+        return running
 
     def _forest_job(self, entry: EngineJob, pinned: list[Block], kept: dict[Block, int]) -> ForestJob:
         """Pins what is cached and reserves pages for what is to be kept. The lock is held."""
