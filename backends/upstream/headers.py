@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 __all__ = ["Headers", "is_credential", "to_client", "to_upstream"]
 
@@ -39,6 +40,7 @@ _CREDENTIAL = re.compile(
 )
 
 
+@lru_cache(maxsize=1024)
 def is_credential(name: bytes) -> bool:
     """``name`` in lower case."""
     return _CREDENTIAL.search(name) is not None
