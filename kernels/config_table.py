@@ -1,4 +1,4 @@
-"""Tile sizes by architecture, dtype and head size. Data only: `python -m kernels.tune --write` rewrites this file.
+"""Tile sizes by architecture, dtype and head size. Data only: `python -m kernels.tune --write` rewrites it.
 
 A row is (block_m, block_n, num_warps, num_stages) for attention and (block_m, block_n, block_k, num_warps, num_stages)
 for the matrix products.
@@ -7,8 +7,8 @@ for the matrix products.
 #: Where the rows come from.
 ORIGIN = "chosen by the compile report (no spills, tensor cores in use); not yet timed on a device"
 
+# (capability, dtype, head_dim rounded up to a power of two)
 ATTENTION: dict[tuple[int, str, int], tuple[int, int, int, int]] = {
-    # (capability, dtype, head_dim rounded up to a power of two)
     (80, "16", 64): (128, 64, 8, 2),
     (80, "16", 128): (64, 32, 4, 3),
     (80, "16", 256): (64, 32, 8, 2),

@@ -8,8 +8,8 @@ import torch
 
 from kernels.config_table import ATTENTION, MATMUL, QUANTISED_MATMUL
 
-# Compute capabilities with rows of their own.
-_WITH_ROWS = (80, 90, 100)
+# Every GPU can run these.
+_SAFE_ROWS = 80
 
 
 class AttentionConfig(NamedTuple):
@@ -53,8 +53,8 @@ def quantised_matmul_config(capability: int, dtype: torch.dtype) -> MatmulConfig
 
 
 def rows_of(capability: int) -> int:
-    """The capability whose rows serve `capability`: its own, else the smallest, which every later GPU can run."""
-    return capability if capability in _WITH_ROWS else _WITH_ROWS[0]
+    """The capability whose rows serve sm_`capability`: its own if it has any, else those that suit every GPU."""
+    return capability if (capability, "16") in MATMUL else _SAFE_ROWS
 
 
 def width_of(dtype: torch.dtype) -> str:
