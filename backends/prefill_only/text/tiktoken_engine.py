@@ -101,7 +101,7 @@ class TiktokenEngine(Engine):
         return ids
 
     def _encode_chunk(self, text: str) -> list[int]:
-        if self._foreign.search(text) or _has_long_space(text):
+        if (self._foreign is not None and self._foreign.search(text)) or _has_long_space(text):
             return self._fallback.encode_pieces([text])
         if self._nfc and not unicodedata.is_normalized("NFC", text):
             text = unicodedata.normalize("NFC", text)
@@ -215,9 +215,9 @@ def _reordered_differently(library: LibraryTokenizer) -> list[tuple[int, int]]:
     return [(ord(char), ord(char)) for char in marks if differs(char)]
 
 
-def _any_in(ranges: Sequence[tuple[int, int]]) -> re.Pattern[str]:
+def _any_in(ranges: Sequence[tuple[int, int]]) -> re.Pattern[str] | None:
     if not ranges:
-        return re.compile("(?!)")
+        return None
     return re.compile("[" + "".join(f"\\U{low:08x}-\\U{high:08x}" for low, high in ranges) + "]")
 
 

@@ -60,13 +60,12 @@ class StandIns:
         if len(chars) > _STAND_INS:
             raise ValueError(f"the control tokens are spelled with {len(chars)} characters: more than {_STAND_INS}")
         self._stand_in = {char: chr(_FIRST_STAND_IN + i) for i, char in enumerate(chars)}
-        self._back = {ord(stand_in): char for char, stand_in in self._stand_in.items()}
+        self._char = {stand_in: char for char, stand_in in self._stand_in.items()}
         ends = {token[0] for token in control} | {token[-1] for token in control}
-        marks = {char for char in ends if not (char.isalnum() or char.isspace())}
-        self._marks = _any_of(marks)
-        self._to = {ord(char): self._stand_in[char] for char in marks}
+        self._marks = {char for char in ends if not (char.isalnum() or char.isspace())}
         # Tokens that begin and end like words are marked where they stand in full.
-        self._words = _any_of([token for token in control if not marks & {token[0], token[-1]}])
+        words = [token for token in control if not self._marks & {token[0], token[-1]}]
+        self._words = _any_of(words) if words else None
         others = [token for token in control if token not in kept]
         self._kept = _any_of([text for text in kept if not any(_overlap(text, token) for token in others)])
 
@@ -97,13 +96,20 @@ class StandIns:
         return not text.isascii() and _SURROGATE.search(text) is not None
 
     def restore(self, text: str) -> str:
-        return text if text.isascii() else text.translate(self._back)
+        """Back to what the client wrote."""
+        if text.isascii():
+            return text
+        for stand_in, char in self._char.items():  # some dozens; each pass is a search in C
+            text = text.replace(stand_in, char)
+        return text
 
     def _mark_text(self, text: str) -> str:
         check_text(text)
-        if self._marks.search(text):
-            text = text.translate(self._to)
-        return self._words.sub(lambda found: self._stand_in[found[0][0]] + found[0][1:], text)
+        for char in self._marks:
+            text = text.replace(char, self._stand_in[char])
+        if self._words is not None:
+            text = self._words.sub(lambda found: self._stand_in[found[0][0]] + found[0][1:], text)
+        return text
 
     def _mark_own_words(self, value: Any) -> Any:
         if isinstance(value, list):
