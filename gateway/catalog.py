@@ -24,6 +24,7 @@ from backends.base import (
 )
 from gateway.errors import Unavailable
 from gateway.settings import Settings, SettingsError
+from gateway.wire.logprobs import TokenNames
 from gateway.wire.vocabulary import VocabularyIndex
 
 __all__ = ["Catalog", "Served", "load_backends"]
@@ -63,6 +64,14 @@ class Served:
     def tokenizer(self) -> Tokenizer:
         """Raises what the backend raises while it is not ready."""
         return self.backend.tokenizer(self.model_id)
+
+    @cached_property
+    def chat_names(self) -> TokenNames:
+        return TokenNames(self.tokenizer, byte_prefix="")
+
+    @cached_property
+    def completion_names(self) -> TokenNames:
+        return TokenNames(self.tokenizer, byte_prefix="bytes:")
 
     @cached_property
     def vocabulary(self) -> VocabularyIndex:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -43,7 +42,7 @@ def checks(env: Mapping[str, str]) -> Iterator[Check]:
     yield Check("python", sys.version_info >= (3, 11), f"{platform.python_version()} ({platform.machine()})")
     yield _guarded("torch", _torch)
     yield _guarded("device", lambda: _device(env))
-    yield _guarded("kernels", _kernels)
+    yield _guarded("kernels", lambda: _kernels(env))
     yield _guarded("model", lambda: _model(env))
     try:
         settings = Settings.from_env(env)
@@ -62,7 +61,16 @@ def _guarded(name: str, check: Callable[[], str]) -> Check:
     """``check`` returns what it found, or raises with what is wrong."""
     try:
         return Check(name, True, check())
-    except (SettingsError, BackendError, ImportError, OSError, RuntimeError, TimeoutError, LookupError) as exc:
+    except (
+        SettingsError,
+        BackendError,
+        ImportError,
+        OSError,
+        RuntimeError,
+        TimeoutError,
+        LookupError,
+        ValueError,
+    ) as exc:
         return Check(name, False, " ".join(str(exc).split()) or type(exc).__name__)
 
 
@@ -75,17 +83,29 @@ def _torch() -> str:
 def _device(env: Mapping[str, str]) -> str:
     import torch
 
-    wanted = env.get("ONEPASS_DEVICE", "").strip().lower() or "auto"
-    if wanted.startswith("cuda") and not torch.cuda.is_available():
-        raise RuntimeError(f"ONEPASS_DEVICE={wanted}, but torch sees no GPU: leave it unset to use the CPU")
-    if wanted != "cpu" and torch.cuda.is_available():
+    if _chosen_device(env) == "cuda":
         return f"{torch.cuda.get_device_name()}, {torch.cuda.mem_get_info()[1] / 2**30:.0f} GiB"
     return f"cpu, {os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}"
 
 
-def _kernels() -> str:
-    triton = importlib.util.find_spec("triton") is not None
-    return f"triton {importlib.metadata.version('triton')}" if triton else "no triton: torch and C++ ops"
+def _kernels(env: Mapping[str, str]) -> str:
+    import torch
+
+    from kernels.dispatch import describe_kernels
+
+    found = describe_kernels(torch.device(_chosen_device(env)))
+    return "torch's own ops: slower, the same answers" if found == "torch" else found
+
+
+def _chosen_device(env: Mapping[str, str]) -> str:
+    """Raises LookupError for a GPU that is not there."""
+    import torch
+
+    wanted = env.get("ONEPASS_DEVICE", "").strip().lower() or "auto"
+    there = torch.cuda.is_available()
+    if wanted.startswith("cuda") and not there:
+        raise LookupError(f"ONEPASS_DEVICE={wanted}, but torch sees no GPU: leave it unset to use the CPU")
+    return "cuda" if there and wanted != "cpu" else "cpu"
 
 
 def _model(env: Mapping[str, str]) -> str:

@@ -23,7 +23,7 @@ from gateway.wire.api import (
 )
 from gateway.wire.choices import Choice
 from gateway.wire.fields import CommonFields, decode_request, truncate
-from gateway.wire.logprobs import TokenNames, chat_entry, prompt_logprobs_maps
+from gateway.wire.logprobs import TokenIds, TokenNames, chat_entry, prompt_logprobs_maps
 
 __all__ = ["ChatApi", "ChatRequest", "normalised_messages"]
 
@@ -206,9 +206,8 @@ def _joined_parts(path: str, parts: Sequence[Any]) -> str:
 
 
 def _names(prepared: Prepared) -> TokenNames:
-    return TokenNames(
-        prepared.served.tokenizer, as_ids=bool(prepared.request.return_tokens_as_token_ids), byte_prefix=""
-    )
+    as_ids = prepared.request.return_tokens_as_token_ids
+    return TokenIds(prepared.served.tokenizer) if as_ids else prepared.served.chat_names
 
 
 def _role(request: ChatRequest) -> str:

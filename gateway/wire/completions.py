@@ -23,7 +23,7 @@ from gateway.wire.api import (
 )
 from gateway.wire.choices import Choice
 from gateway.wire.fields import CommonFields, check_ids, decode_request, truncate
-from gateway.wire.logprobs import TokenNames, completion_dict, finite, prompt_logprobs_maps
+from gateway.wire.logprobs import TokenIds, TokenNames, completion_dict, finite, prompt_logprobs_maps
 from gateway.wire.offsets import text_offsets
 
 __all__ = ["CompletionRequest", "CompletionsApi"]
@@ -137,7 +137,8 @@ def _choices(prepared: Prepared, everything: Sequence[Answered]) -> Iterable[dic
     """All draws of prompt 0, then prompt 1's."""
     request: CompletionRequest = prepared.request
     tokenizer = prepared.served.tokenizer
-    names = TokenNames(tokenizer, as_ids=bool(request.return_tokens_as_token_ids), byte_prefix="bytes:")
+    as_ids = request.return_tokens_as_token_ids
+    names = TokenIds(tokenizer) if as_ids else prepared.served.completion_names
     index = 0
     for prompt, one in zip(prepared.prompts, everything, strict=True):
         before = _echoed_text(prompt, request, tokenizer)

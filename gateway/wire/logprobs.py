@@ -11,7 +11,7 @@ from typing import Any
 
 from backends.base import BadLogits, PromptLogprobs, Tokenizer, TokenLogprob
 
-__all__ = ["IMPOSSIBLE", "TokenNames", "chat_entry", "completion_dict", "finite", "prompt_logprobs_maps"]
+__all__ = ["IMPOSSIBLE", "TokenIds", "TokenNames", "chat_entry", "completion_dict", "finite", "prompt_logprobs_maps"]
 
 IMPOSSIBLE = -9999.0
 
@@ -24,20 +24,20 @@ def finite(logprob: float) -> float:
 
 
 class TokenNames:
-    """How a token is printed. A token that is not whole characters prints its bytes, so that two never look alike."""
+    """How tokens are printed. One that is not whole characters prints its bytes, so that two never look alike.
 
-    def __init__(self, tokenizer: Tokenizer, *, as_ids: bool, byte_prefix: str) -> None:
+    Remembers what it has printed: keep one for each tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer, *, byte_prefix: str) -> None:
         self._tokenizer = tokenizer
-        self._as_ids = as_ids
         self._byte_prefix = byte_prefix
-        self._cache: dict[int, str] = {}
+        self._names: dict[int, str] = {}
+        self._bytes: dict[int, list[int] | None] = {}
 
     def __call__(self, token_id: int) -> str:
-        if self._as_ids:
-            return f"token_id:{token_id}"
-        text = self._cache.get(token_id)
+        text = self._names.get(token_id)
         if text is None:
-            text = self._cache[token_id] = self._name(token_id)
+            text = self._names[token_id] = self._name(token_id)
         return text
 
     def _name(self, token_id: int) -> str:
@@ -50,8 +50,20 @@ class TokenNames:
         return self._tokenizer.token_text(token_id)
 
     def bytes_of(self, token_id: int) -> list[int] | None:
-        raw = self._tokenizer.token_bytes(token_id)
-        return None if raw is None else list(raw)
+        if token_id not in self._bytes:
+            raw = self._tokenizer.token_bytes(token_id)
+            self._bytes[token_id] = None if raw is None else list(raw)
+        return self._bytes[token_id]
+
+
+class TokenIds(TokenNames):
+    """``return_tokens_as_token_ids``: tokens print as their ids, with their own bytes all the same."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__(tokenizer, byte_prefix="")
+
+    def __call__(self, token_id: int) -> str:
+        return f"token_id:{token_id}"
 
 
 def chat_entry(

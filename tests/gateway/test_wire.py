@@ -42,7 +42,7 @@ def test_nan_is_never_shown() -> None:
 
 
 def test_names_are_distinct() -> None:
-    names = TokenNames(TOKENS, as_ids=False, byte_prefix="bytes:")
+    names = TokenNames(TOKENS, byte_prefix="bytes:")
     shown = [names(i) for i in range(TOKENS.vocab_size)]
     assert len(set(shown)) == TOKENS.vocab_size and "\ufffd" not in "".join(shown)
 
