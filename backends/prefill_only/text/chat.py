@@ -52,9 +52,12 @@ class Chat:
             raise InvalidInput(f"chat_template_kwargs may not set {', '.join(clash)}")
         if not messages:
             raise InvalidInput("a conversation needs at least one message")
-        chat = [self._normalized(message) for message in messages]
-        variables: dict[str, Any] = {**self._named_tokens, **self._marked(template_kwargs)}
-        tool_list = None if tools is None else self._marked(list(tools))
+        try:
+            chat = [self._normalized(message) for message in messages]
+            variables: dict[str, Any] = {**self._named_tokens, **self._marked(template_kwargs)}
+            tool_list = None if tools is None else self._marked(list(tools))
+        except RecursionError as error:
+            raise InvalidInput("the conversation is nested too deeply") from error
         documents = variables.pop("documents", None)
         if continue_final_message:
             self._tag_final(chat[-1])
@@ -146,6 +149,8 @@ def _with_parsed_arguments(call: Any) -> Any:
     try:
         arguments = json.loads(function["arguments"] or "{}")
     except (ValueError, RecursionError):
+        return call
+    if not isinstance(arguments, dict):
         return call
     return {**call, "function": {**function, "arguments": arguments}}
 

@@ -18,6 +18,9 @@ from tests.backends.prefill_only.text.texts import random_texts
 
 Make = Callable[[str], ModelTokenizer]
 
+DEEP: list[Any] = []
+for _ in range(2000):
+    DEEP = [DEEP]
 USER = {"role": "user", "content": "  Is 7 a prime?\n\n"}
 TURNS = [
     {"role": "system", "content": "Answer yes or no.  "},
@@ -191,6 +194,7 @@ def test_what_was_passed_in_is_not_changed(make: Make) -> None:
         ("chatml", [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], {}, "'image_url'"),
         ("chatml", [{"role": "user"}], {}, "content"),
         ("chatml", [{"role": "user", "content": "\ud800"}], {}, "surrogate"),
+        ("chatml", [USER], {"template_kwargs": {"x": DEEP}}, "nested too deeply"),
         ("chatml", [USER], {"continue_final_message": True}, "exclude each other"),
         ("chatml", [USER], {"template_kwargs": {"messages": []}}, "may not set messages"),
         (
