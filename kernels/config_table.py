@@ -1,4 +1,4 @@
-"""Tile sizes by architecture, dtype and head size. Data only: `python -m kernels.tune --write` rewrites it.
+"""Tile sizes by architecture, dtype and head size: data, written by `python -m kernels.tune --write`.
 
 A row is (block_m, block_n, num_warps, num_stages) for attention and (block_m, block_n, block_k, num_warps, num_stages)
 for the matrix products.

@@ -32,7 +32,7 @@ _DTYPES = {"16": torch.bfloat16, "32": torch.float32}
 _LENGTH, _HEADS, _KV_HEADS = 8192, 32, 8
 _ROWS, _INPUTS, _CHANNELS = 4096, 4096, 8192
 
-_HEADER = '''"""Tile sizes by architecture, dtype and head size. Data only: `python -m kernels.tune --write` rewrites it.
+_HEADER = '''"""Tile sizes by architecture, dtype and head size: data, written by `python -m kernels.tune --write`.
 
 A row is (block_m, block_n, num_warps, num_stages) for attention and (block_m, block_n, block_k, num_warps, num_stages)
 for the matrix products.

@@ -67,35 +67,36 @@ class Model:
 
 
 def request(model: Model, pages: torch.Tensor, rows: int, segments: int, position: int, window: int) -> None:
-    """What one chunk of a pass launches; numbers that differ from call to call are arguments."""
+    """What one chunk of a pass launches; numbers that differ from call to call are arguments. All is zero."""
 
-    def empty(*shape: int) -> torch.Tensor:
-        return torch.zeros(shape, dtype=pages.dtype)
+    def zeros(*shape: int, dtype: torch.dtype = pages.dtype) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype, device=pages.device)
 
-    norm, head_norm = empty(model.hidden_size), empty(model.head_dim)
-    hidden = empty(rows + 16, model.hidden_size)[16:]
-    rms_norm(hidden, norm, 1e-6, out=empty(64, model.hidden_size)[:rows])
-    fused = empty(rows, 5 * model.head_dim).unflatten(1, (-1, model.head_dim))
-    positions = torch.zeros(rows + 1, dtype=torch.int32)[1:]
-    table = torch.zeros(8192, 32)
-    slots = torch.zeros(rows + 3, dtype=torch.int64)[3:]
+    norm, head_norm = zeros(model.hidden_size), zeros(model.head_dim)
+    hidden = zeros(rows + 16, model.hidden_size)[16:]
+    rms_norm(hidden, norm, 1e-6, out=zeros(64, model.hidden_size)[:rows])
+    fused = zeros(rows, 5 * model.head_dim).unflatten(1, (-1, model.head_dim))
+    positions = zeros(rows + 1, dtype=torch.int32)[1:]
+    table = zeros(8192, 32, dtype=torch.float32)
+    slots = zeros(rows + 3, dtype=torch.int64)[3:] - 1
     kv_write(fused[:, 3:4], fused[:, 4:], pages, pages, slots, cos=table, sin=table, positions=positions)
     rms_norm(fused[:, 3:4], head_norm, 1e-6)
-    index = torch.zeros(segments + 1, dtype=torch.int32)
-    for q in (fused[:, :3], empty(rows, 3, model.head_dim)):
+    index = zeros(segments + 1, dtype=torch.int32)
+    for q in (fused[:, :3], zeros(rows, 3, model.head_dim)):
         rms_norm(q, head_norm, 1e-6)
         rope_(q, table, table, positions)
         attention(
-            q, pages, pages, torch.zeros(segments, position // 16 + 1, dtype=torch.int32), index, index[1:], scale=0.3,
-            max_q=rows, window=window, out=empty(64, 3 * model.head_dim)[:rows].unflatten(1, (3, -1)),
+            q, pages, pages, zeros(segments, position // 16 + 1, dtype=torch.int32), index, index[1:], scale=0.3,
+            max_q=rows, window=window, out=zeros(64, 3 * model.head_dim)[:rows].unflatten(1, (3, -1)),
         )  # fmt: skip
-    gated_act(empty(rows, 2 * model.intermediate_size))
-    pairs = sort_by_expert(torch.zeros(rows, 2, dtype=torch.int64), 4)
-    up = moe_grouped_gemm(hidden, empty(4, 192, model.hidden_size), pairs.offsets, row_ids=pairs.row_ids)
-    moe_grouped_gemm(gated_act(up), empty(4, model.hidden_size, 96), pairs.offsets, row_scale=torch.zeros(2 * rows))
-    targets = torch.zeros(rows, dtype=torch.int64)
+    gated_act(zeros(rows, 2 * model.intermediate_size))
+    pairs = sort_by_expert(zeros(rows, 2, dtype=torch.int64), 4)
+    up = moe_grouped_gemm(hidden, zeros(4, 192, model.hidden_size), pairs.offsets, row_ids=pairs.row_ids)
+    shares = zeros(2 * rows, dtype=torch.float32)
+    moe_grouped_gemm(gated_act(up), zeros(4, model.hidden_size, 96), pairs.offsets, row_scale=shares)
+    targets = zeros(rows, dtype=torch.int64)
     for top_k in (0, 5, 20):
-        lm_head_readout(hidden, empty(model.vocab_size, model.hidden_size), targets=targets, top_k=top_k)
+        lm_head_readout(hidden, zeros(model.vocab_size, model.hidden_size), targets=targets, top_k=top_k)
 
 
 def main() -> None:
