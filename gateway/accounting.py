@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from email.utils import formatdate
 from random import getrandbits
 from typing import Any
 
@@ -37,6 +38,8 @@ class Accounting:
         self._metrics = runtime.metrics
         self._log = runtime.request_log
         self._clock = runtime.clock
+        self._date_second = -1
+        self._date_text = b""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -82,10 +85,17 @@ class Accounting:
     def _own_headers(self, exchange: Exchange) -> list[tuple[bytes, bytes]]:
         elapsed_ms = (self._clock() - exchange.started_s) * 1000
         return [
+            (b"date", self._date()),
             (b"x-request-id", exchange.request_id.encode()),
             (b"openai-processing-ms", b"%d" % round(elapsed_ms)),
             (b"openai-version", b"2020-10-01"),
         ]
+
+    def _date(self) -> bytes:
+        second = int(self._runtime.wall_clock())
+        if second != self._date_second:
+            self._date_second, self._date_text = second, formatdate(second, usegmt=True).encode()
+        return self._date_text
 
     def _settle(self, exchange: Exchange) -> None:
         seconds = self._clock() - exchange.started_s

@@ -107,6 +107,8 @@ def _config(app: Application, settings: Settings) -> uvicorn.Config:
         log_config=None,
         access_log=settings.access_log,
         server_header=False,
+        # Ours is added with the other headers of our own answers; the upstream's answers bring theirs.
+        date_header=False,
         proxy_headers=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_UNWIND_S,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx
@@ -62,6 +63,7 @@ async def test_headers_of_a_local_answer(http: httpx.AsyncClient, backend: Doubl
     assert timing == ["1.500", "2.500", "3.500"] and got["x-onepass-cached-tokens"] == "4"
     assert got["x-request-id"] == "mine-1" and got["openai-version"] == "2020-10-01"
     assert float(got["openai-processing-ms"]) >= 0
+    assert parsedate_to_datetime(got["date"]).year > 2000
     assert answer.json()["id"] == "chatcmpl-mine-1"
     assert answer.json()["usage"]["prompt_tokens_details"] == {"cached_tokens": 4}
     assert backend.seen[0].deadline_s == 2.5 and backend.seen[0].request_id == "mine-1"

@@ -158,6 +158,7 @@ async def test_bytes_go_up_as_they_came(http: httpx.AsyncClient, proxy: StubProx
     assert (answer.headers["x-onepass-backend"], answer.headers["x-onepass-reason"]) == ("upstream", "unknown-model")
     # Nothing of the upstream's is replaced.
     assert answer.headers["x-request-id"] == "theirs" and "openai-version" not in answer.headers
+    assert "date" not in answer.headers
 
 
 @pytest.mark.parametrize(
