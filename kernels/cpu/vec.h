@@ -160,9 +160,7 @@ inline void store_part(Element* p, Vec x, int64_t n) {
 // 2^x by a minimax polynomial on [-1/2, 1/2]: relative error 3e-6 in degree 4, fp32 rounding in degree 6. The constant
 // term is exactly 1, so that 2^0 is: a key block that a row masks wholly must rescale the row by exactly 1.
 template <int Degree>
-inline Vec exp2(Vec x) {
-  const Vec n = nearest(x);
-  const Vec f = x - n;
+inline Vec exp2_slope(Vec f) {  // (2^f - 1) / f
   Vec p;
   if (Degree == 4) {
     p = fma(set1(0.009582852944731712f), f, set1(0.055906426161527634f));
@@ -175,8 +173,13 @@ inline Vec exp2(Vec x) {
     p = fma(p, f, set1(0.24022647738456726f));
     p = fma(p, f, set1(0.6931471824645996f));
   }
-  p = fma(p, f, set1(1.0f));
-  return scale_by_power(p, n);
+  return p;
+}
+
+template <int Degree>
+inline Vec exp2(Vec x) {
+  const Vec n = nearest(x), f = x - n;
+  return scale_by_power(fma(exp2_slope<Degree>(f), f, set1(1.0f)), n);
 }
 
 constexpr float kLog2E = 1.4426950408889634f;
@@ -186,8 +189,13 @@ constexpr float kLn2 = 0.6931471805599453f;
 inline Vec exp2_of_any(Vec x) { return exp2<6>(min(set1(1e4f), max(set1(-1e4f), x))); }
 // 1 / (1 + e^-x)
 inline Vec sigmoid(Vec x) { return set1(1.0f) / (set1(1.0f) + exp2_of_any(x * set1(-kLog2E))); }
-// 1 - 2 / (1 + e^2x): the absolute error is that of fp32 at 1.
-inline Vec tanh(Vec x) { return set1(1.0f) - set1(2.0f) / (set1(1.0f) + exp2_of_any(x * set1(2.0f * kLog2E))); }
+// y / (y + 2) with y = e^2x - 1, which keeps the last digits of a small x.
+inline Vec tanh(Vec x) {
+  const Vec exponent = min(set1(20.0f), max(set1(-20.0f), x)) * set1(2.0f * kLog2E);
+  const Vec n = nearest(exponent), f = exponent - n;
+  const Vec y = scale_by_power(exp2_slope<6>(f) * f, n) + (scale_by_power(set1(1.0f), n) - set1(1.0f));
+  return y / (y + set1(2.0f));
+}
 
 }  // namespace
 }  // namespace onepass
