@@ -13,6 +13,7 @@ import aiohttp
 from multidict import CIMultiDict
 
 from backends.base import (
+    BackendError,
     BackendStatus,
     InvalidInput,
     ProxyBackend,
@@ -116,7 +117,9 @@ class UpstreamBackend(ProxyBackend):
                 )
         except BaseException as exc:
             self._leave()
-            raise _translated(exc, settings) from exc
+            if (translated := _translated(exc, settings)) is None:
+                raise
+            raise translated from exc
         answer = _UpstreamResponse(response, self._leave)
         if not 200 <= response.status <= 599:
             async with answer:
@@ -226,8 +229,9 @@ async def _pieces(body: bytes) -> AsyncIterator[bytes]:
         yield view[start : start + _PIECE_BYTES]  # type: ignore[misc]
 
 
-def _translated(exc: BaseException, settings: UpstreamSettings) -> BaseException:
-    """The contract's error for what the HTTP client raised. Host names and addresses stay in the log."""
+def _translated(exc: BaseException, settings: UpstreamSettings) -> BackendError | None:
+    """The contract's error for what the HTTP client raised; None for what is none of its failures. Host names and
+    addresses stay in the log."""
     match exc:
         case aiohttp.ConnectionTimeoutError():
             why = f"no connection within {settings.connect_timeout_s:g} s"
@@ -249,7 +253,7 @@ def _translated(exc: BaseException, settings: UpstreamSettings) -> BaseException
         case ValueError():
             return InvalidInput(f"This request cannot be passed on: {exc}")
         case _:
-            return exc
+            return None
     log.warning("the upstream cannot be reached: %s", _details(exc))
     return UpstreamUnreachable(f"The upstream server cannot be reached: {why}.")
 
