@@ -20,6 +20,7 @@ from gateway.wire.choices import Choice, one_token_choices
 from gateway.wire.fields import (
     CommonFields,
     StopRules,
+    StreamOptions,
     check_common,
     named_token_ids,
     sampling_of,
@@ -68,6 +69,7 @@ class Prepared:
     closed_set: ClosedSet | None
     stream: bool
     include_usage: bool
+    continuous_usage: bool  # on every event, with what has been answered so far
 
     @property
     def jobs_per_prompt(self) -> int:
@@ -162,6 +164,7 @@ def assemble(
             [(prompt.token_ids, readout)] if closed_set is None else closed_set.readouts(prompt.token_ids)
         )
     ]
+    options_of_stream = request.stream_options or StreamOptions()
     return Prepared(
         request=request,
         served=served,
@@ -174,7 +177,8 @@ def assemble(
         named=named,
         closed_set=closed_set,
         stream=bool(request.stream),
-        include_usage=request.stream_options is not None and bool(request.stream_options.include_usage),
+        include_usage=bool(options_of_stream.include_usage),
+        continuous_usage=bool(options_of_stream.include_usage and options_of_stream.continuous_usage_stats),
     )
 
 
@@ -257,9 +261,25 @@ def usage_of(prepared: Prepared, everything: Sequence[Answered], results: Sequen
     }
 
 
+def event_usage(prepared: Prepared, usage: dict[str, Any], completion_tokens: int) -> dict[str, Any]:
+    """What an event other than the last says of usage: nothing, null, or the count so far."""
+    if not prepared.include_usage:
+        return {}
+    if not prepared.continuous_usage:
+        return {"usage": None}
+    total = usage["prompt_tokens"] + completion_tokens
+    return {"usage": {**usage, "completion_tokens": completion_tokens, "total_tokens": total}}
+
+
 def refuse_unless_text(response_format: Any) -> None:
     """What routing lets through is text; anything else that is not even an object is a mistake of type."""
     if response_format is not None and not isinstance(response_format, dict):
         raise InvalidRequest("response_format must be an object.", param="response_format", code="invalid_type")
-    if isinstance(response_format, dict) and response_format.get("type", "text") != "text":
+    if isinstance(response_format, dict) and "type" not in response_format:
+        raise InvalidRequest(
+            "Missing required parameter: response_format.type.",
+            param="response_format.type",
+            code="missing_required_parameter",
+        )
+    if isinstance(response_format, dict) and response_format["type"] != "text":
         raise UnsupportedParameter("response_format other than text is not answered here.", param="response_format")

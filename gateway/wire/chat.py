@@ -7,7 +7,7 @@ from typing import Any
 
 from backends.base import PrefillResult
 from gateway.catalog import Served
-from gateway.errors import InvalidRequest
+from gateway.errors import InvalidRequest, UnsupportedParameter
 from gateway.routing import Route
 from gateway.wire.api import (
     Answered,
@@ -18,6 +18,7 @@ from gateway.wire.api import (
     TextApi,
     answered,
     assemble,
+    event_usage,
     refuse_unless_text,
     usage_of,
 )
@@ -42,6 +43,9 @@ class ChatRequest(CommonFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[Any] | None = None
     response_format: Any = None
+    add_special_tokens: bool | None = None
+    documents: list[Any] | None = None
+    reasoning_effort: str | None = None
 
 
 class ChatApi(TextApi):
@@ -60,6 +64,10 @@ class ChatApi(TextApi):
                 param="continue_final_message",
                 code="invalid_value",
             )
+        if request.add_special_tokens:
+            raise UnsupportedParameter(
+                "add_special_tokens: the template writes the special tokens of a chat.", param="add_special_tokens"
+            )
         tokenizer = served.tokenizer
         messages = normalised_messages(request.messages, tokenizer.chat_template)
         rendered = tokenizer.render_chat(
@@ -67,7 +75,7 @@ class ChatApi(TextApi):
             add_generation_prompt=opens,
             continue_final_message=continues,
             tools=request.tools or None,
-            template_kwargs=request.chat_template_kwargs,
+            template_kwargs=_template_kwargs(request),
         )
         ids = truncate(rendered.token_ids, request, served.info.max_model_len)
         wants_scores = bool(request.logprobs) or request.logprob_token_ids is not None
@@ -118,11 +126,12 @@ class ChatApi(TextApi):
             "model": head.model,
             "system_fingerprint": head.fingerprint,
         }
-        no_usage = {"usage": None} if prepared.include_usage else {}
+        usage = usage_of(prepared, everything, results)
+        answered_tokens = 0
 
         def chunk(i: int, delta: dict[str, Any], logprobs: Any = None, end: str | None = None, **more: Any) -> Any:
             choice = {"index": i, "delta": delta, "logprobs": logprobs, "finish_reason": end, **more}
-            return {**frame, "choices": [choice], **no_usage}
+            return {**frame, "choices": [choice], **event_usage(prepared, usage, answered_tokens)}
 
         first = {"role": _role(prepared.request), "content": "", "refusal": None}
         for i in range(len(one.choices)):
@@ -131,10 +140,11 @@ class ChatApi(TextApi):
                 event |= _prompt_extras(prepared, one)
             yield event
         for i, choice in enumerate(one.choices):
+            answered_tokens += len(choice.tokens)
             yield chunk(i, {"content": choice.text}, _scores(prepared, choice, names))
             yield chunk(i, {}, end=choice.finish_reason, **_extras(prepared, choice))
         if prepared.include_usage:
-            yield {**frame, "choices": [], "usage": usage_of(prepared, everything, results)}
+            yield {**frame, "choices": [], "usage": usage}
 
 
 def normalised_messages(messages: Sequence[Any], chat_template: str | None) -> list[dict[str, Any]]:
@@ -203,6 +213,13 @@ def _joined_parts(path: str, parts: Sequence[Any]) -> str:
             raise InvalidRequest(f"{at}.{key} must be a string.", param=f"{at}.{key}", code="invalid_type")
         texts.append(text)
     return "\n".join(texts)
+
+
+def _template_kwargs(request: ChatRequest) -> dict[str, Any]:
+    """As vLLM: these two are the template's business, and an explicit keyword wins."""
+    own = {"documents": request.documents, "reasoning_effort": request.reasoning_effort}
+    given = {name: value for name, value in own.items() if value is not None}
+    return {**given, **(request.chat_template_kwargs or {})}
 
 
 def _names(prepared: Prepared) -> TokenNames:

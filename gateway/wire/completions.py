@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Any
 
 from backends.base import InvalidInput, PrefillResult, Tokenizer, TokenLogprob
@@ -18,6 +19,7 @@ from gateway.wire.api import (
     TextApi,
     answered,
     assemble,
+    event_usage,
     refuse_unless_text,
     usage_of,
 )
@@ -84,10 +86,13 @@ class CompletionsApi(TextApi):
             "model": head.model,
             "system_fingerprint": head.fingerprint,
         }
-        for choice in _choices(prepared, everything):
-            yield {**frame, "choices": [choice], **({"usage": None} if prepared.include_usage else {})}
+        usage = usage_of(prepared, everything, results)
+        sizes = [len(choice.tokens) for one in everything for choice in one.choices]
+        so_far = accumulate(sizes)
+        for choice, completion_tokens in zip(_choices(prepared, everything), so_far, strict=True):
+            yield {**frame, "choices": [choice], **event_usage(prepared, usage, completion_tokens)}
         if prepared.include_usage:
-            yield {**frame, "choices": [], "usage": usage_of(prepared, everything, results)}
+            yield {**frame, "choices": [], "usage": usage}
 
 
 def _prompts(request: CompletionRequest, served: Served) -> list[Prompt]:

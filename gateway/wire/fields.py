@@ -158,6 +158,10 @@ def check_common(req: CommonFields) -> None:
     check_range("prompt_logprobs", req.prompt_logprobs, 0, MAX_LOGPROBS)
     if req.stream_options is not None and not req.stream:
         raise InvalidRequest("stream_options needs stream to be true.", param="stream_options", code="invalid_value")
+    if req.structured_outputs is not None and req.structured_outputs.choice is None:
+        raise InvalidRequest(
+            "structured_outputs must hold one constraint.", param="structured_outputs", code="invalid_value"
+        )
     if req.logits_processors is not None:
         raise UnsupportedParameter("logits_processors are not run here.", param="logits_processors")
     if req.stream and req.prompt_logprobs is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -11,7 +12,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from tests.gateway.double import END, MODEL, START, DoublePrefill, logprobs_after, trained_tokenizer
+from tests.gateway.double import END, MODEL, START, DoublePrefill, DoubleTokenizer, logprobs_after, trained_tokenizer
 
 ASK = [{"role": "user", "content": "Is the sky blue? Answer Yes or No."}]
 TOKENS = trained_tokenizer()
@@ -279,6 +280,38 @@ async def test_events_come_in_openais_order(client: openai.AsyncOpenAI, http: ht
     assert raw.text.endswith("data: [DONE]\n\n") and '"usage"' not in raw.text
 
 
+async def test_usage_may_come_with_every_event(http: httpx.AsyncClient) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    for path, prompt, counts in (
+        ("/v1/chat/completions", {"messages": ASK}, [0, 0, 1, 1, 2, 2, 2]),
+        ("/v1/completions", {"prompt": "x"}, [1, 2, 2]),
+    ):
+        body = {**prompt, "max_tokens": 1, "n": 2, "stream": True, "stream_options": options}
+        lines = (await http.post(path, json=body)).text.split("\n\n")[:-2]
+        usages = [json.loads(line.removeprefix("data: "))["usage"] for line in lines]
+        assert [usage["completion_tokens"] for usage in usages] == counts
+        assert all(usage["total_tokens"] - usage["completion_tokens"] == usage["prompt_tokens"] for usage in usages)
+
+
+async def test_what_the_template_is_given(
+    http: httpx.AsyncClient, backend: DoublePrefill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+    original = DoubleTokenizer.render_chat
+
+    def render(self: DoubleTokenizer, messages: Any, **options: Any) -> Any:
+        given.append((options["tools"], options["template_kwargs"]))
+        return original(self, messages, **options)
+
+    monkeypatch.setattr(DoubleTokenizer, "render_chat", render)
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    await ask(
+        http, tools=tools, tool_choice="none", documents=[{"text": "d"}], reasoning_effort="low",
+        chat_template_kwargs={"enable_thinking": False, "reasoning_effort": "high"},
+    )  # fmt: skip
+    assert given == [(tools, {"documents": [{"text": "d"}], "reasoning_effort": "high", "enable_thinking": False})]
+
+
 REFUSALS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"messages": []}, "messages", "empty_array"),
     ({"messages": "hi"}, "messages", "invalid_type"),
@@ -328,6 +361,10 @@ REFUSALS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"cache_salt": "a/b"}, "cache_salt", "invalid_value"),
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "invalid_value"),
     ({"truncation_side": "top"}, "truncation_side", "invalid_value"),
+    ({"structured_outputs": {}}, "structured_outputs", "invalid_value"),
+    ({"response_format": {}}, "response_format.type", "missing_required_parameter"),
+    ({"response_format": "text"}, "response_format", "invalid_type"),
+    ({"add_special_tokens": True}, "add_special_tokens", "unsupported_parameter"),
     ({"echo": True}, "echo", "unsupported_parameter"),
     ({"frequency_penalty": 5}, "frequency_penalty", None),
     ({"seed": 2**70}, "seed", None),
