@@ -139,20 +139,22 @@ inline void rope(const RopeArgs* ops, int64_t count, Pool pool) {
 constexpr float kSwigluAlpha = 1.702f, kSwigluLimit = 7.0f;  // gpt-oss, as in kernels/gated_act.py
 constexpr float kGeluRoot = 0.7978845608028654f, kGeluCube = 0.044715f;
 
-template <int Kind>
+template <int Kind, int Degree>
 inline Vec gated(Vec gate, Vec up) {
-  if (Kind == SILU) return gate * sigmoid(gate) * up;
+  if (Kind == SILU) return times_sigmoid<Degree>(gate, gate) * up;
   if (Kind == CLAMPED_SWIGLU) {
     const Vec limit = set1(kSwigluLimit), bounded = min(limit, gate);
-    return bounded * sigmoid(bounded * set1(kSwigluAlpha)) * (min(limit, max(set1(-kSwigluLimit), up)) + set1(1.0f));
+    const Vec shifted = min(limit, max(set1(-kSwigluLimit), up)) + set1(1.0f);
+    return times_sigmoid<Degree>(bounded, bounded * set1(kSwigluAlpha)) * shifted;
   }
   // x/2 · (1 + tanh y) = x · σ(2y): no cancellation where the answer is small.
   const Vec inner = gate * set1(2.0f * kGeluRoot) * fma(gate * gate, set1(kGeluCube), set1(1.0f));
-  return gate * sigmoid(inner) * up;
+  return times_sigmoid<Degree>(gate, inner) * up;
 }
 
 template <class Element, int Kind>
 void gated_rows(const GatedActArgs& args, Pool pool) {
+  constexpr int kDegree = sizeof(Element) == 2 ? 4 : 6;
   const auto* input = static_cast<const Element*>(args.gate_up);
   auto* output = static_cast<Element*>(args.out);
   parallel_rows(pool, args.rows, args.width, [&](int64_t first, int64_t last) {
@@ -160,7 +162,7 @@ void gated_rows(const GatedActArgs& args, Pool pool) {
       const Element* gate = input + row * args.gate_up_row;
       Element* out = output + row * args.out_row;
       by_register(args.width, [&](int64_t i, int64_t n) {
-        store_n(out + i, gated<Kind>(load_n(gate + i, n), load_n(gate + args.width + i, n)), n);
+        store_n(out + i, gated<Kind, kDegree>(load_n(gate + i, n), load_n(gate + args.width + i, n)), n);
       });
     }
   });

@@ -185,10 +185,13 @@ inline Vec exp2(Vec x) {
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 
-// 2^x where x may be infinite. NaN stays.
-inline Vec exp2_of_any(Vec x) { return exp2<6>(min(set1(1e4f), max(set1(-1e4f), x))); }
-// 1 / (1 + e^-x)
-inline Vec sigmoid(Vec x) { return set1(1.0f) / (set1(1.0f) + exp2_of_any(x * set1(-kLog2E))); }
+// y · σ(x) = y / (1 + e^-x), where x may be infinite. NaN stays.
+template <int Degree>
+inline Vec times_sigmoid(Vec y, Vec x) {
+  const Vec exponent = min(set1(1e4f), max(set1(-1e4f), x * set1(-kLog2E)));
+  return y / (set1(1.0f) + exp2<Degree>(exponent));
+}
+
 // y / (y + 2) with y = e^2x - 1, which keeps the last digits of a small x.
 inline Vec tanh(Vec x) {
   const Vec exponent = min(set1(20.0f), max(set1(-20.0f), x)) * set1(2.0f * kLog2E);
