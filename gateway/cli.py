@@ -34,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print(f"onepass {version()}")
         return 0
+    _wait_politely()
     match args.command:
         case "serve":
             return _serve(args.rest)
@@ -49,6 +50,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _bench(args.rest)
     parser.print_help()
     return 2
+
+
+def _wait_politely() -> None:
+    """Shortens how long a CPU thread spins for its siblings before it sleeps: torch's OpenMP reads it when it is loaded.
+
+    The default of some milliseconds is wasted whenever another process has the sibling's core: on two cores with
+    eight busy neighbours a small pass took 5 times longer than with this, and on a machine of its own about 2 % less."""
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "4000")
 
 
 def _serve(argv: Sequence[str]) -> int:

@@ -7,7 +7,9 @@ any test module is collected: loading a transformers model imports triton.
 import os
 import sys
 
-import torch
+os.environ.setdefault("GOMP_SPINCOUNT", "4000")  # as the command line does, and for the same reason
+
+import torch  # noqa: E402
 
 assert "triton" not in sys.modules, "triton was imported before tests/conftest.py could choose its mode"
 
