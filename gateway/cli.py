@@ -53,10 +53,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _wait_politely() -> None:
-    """Shortens how long a CPU thread spins for its siblings before it sleeps: torch's OpenMP reads it when it is loaded.
+    """Shortens how long CPU threads spin for each other before they sleep; OpenMP reads it when torch is imported.
 
-    The default of some milliseconds is wasted whenever another process has the sibling's core: on two cores with
-    eight busy neighbours a small pass took 5 times longer than with this, and on a machine of its own about 2 % less."""
+    The default of some milliseconds is lost whenever another process has a sibling's core: beside busy neighbours a
+    small pass took five times as long as with this, and on a machine of its own about 2 % less.
+    """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "4000")
 

@@ -9,7 +9,7 @@ import sys
 
 os.environ.setdefault("GOMP_SPINCOUNT", "4000")  # as the command line does, and for the same reason
 
-import torch  # noqa: E402
+import torch
 
 assert "triton" not in sys.modules, "triton was imported before tests/conftest.py could choose its mode"
 
