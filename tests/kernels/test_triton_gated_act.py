@@ -4,21 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from kernels import triton_gated_act
-from kernels.gated_act import KINDS, SWIGLU_ALPHA, SWIGLU_LIMIT, Kind
+from kernels.gated_act import KINDS, Kind
+from tests.kernels import references
 from tests.kernels.accuracy import DTYPES, assert_close
-
-
-def expected(gate_up: torch.Tensor, kind: Kind) -> torch.Tensor:
-    gate, up = gate_up.double().chunk(2, 1)
-    if kind == "silu":
-        return gate * torch.sigmoid(gate) * up
-    if kind == "clamped_swiglu":
-        gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
-        return gate * torch.sigmoid(SWIGLU_ALPHA * gate) * (up + 1)
-    return F.gelu(gate, approximate="tanh" if kind == "gelu_tanh" else "none") * up
 
 
 def make(rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
@@ -34,7 +24,7 @@ def test_kinds(dtype: torch.dtype, kind: Kind, device: torch.device) -> None:
     gate_up = make(3, 70, dtype)
     out = torch.empty(3, 70, dtype=dtype, device=device)
     triton_gated_act.gated_act(gate_up.to(device), kind=kind, out=out)
-    assert_close(out, expected(gate_up, kind), dtype)
+    assert_close(out, references.gated_act(gate_up, kind), dtype)
 
 
 @pytest.mark.parametrize("width", [1, 1023, 1024, 1025])
@@ -42,12 +32,12 @@ def test_widths_around_a_block(width: int, device: torch.device) -> None:
     gate_up = make(2, width, torch.float32)
     out = torch.empty(2, width, device=device)
     triton_gated_act.gated_act(gate_up.to(device), kind="silu", out=out)
-    assert_close(out, expected(gate_up, "silu"), torch.float32)
+    assert_close(out, references.gated_act(gate_up, "silu"), torch.float32)
 
 
 def test_in_place_over_the_gate(device: torch.device) -> None:
     gate_up = make(5, 130, torch.bfloat16)
     here = gate_up.to(device, copy=True)
     triton_gated_act.gated_act(here, kind="silu", out=here[:, :130])
-    assert_close(here[:, :130], expected(gate_up, "silu"), torch.bfloat16)
+    assert_close(here[:, :130], references.gated_act(gate_up, "silu"), torch.bfloat16)
     assert torch.equal(here[:, 130:].cpu(), gate_up[:, 130:])

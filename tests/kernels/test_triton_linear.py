@@ -7,6 +7,7 @@ import torch
 
 from kernels import triton_linear
 from kernels.moe_grouped_gemm import sort_by_expert
+from tests.kernels import references
 from tests.kernels.accuracy import DTYPES, assert_close
 
 
@@ -25,23 +26,6 @@ def grouped(device: torch.device, x: torch.Tensor, weight: torch.Tensor, offsets
     return triton_linear.moe_grouped_gemm(x.to(device), weight.to(device), offsets.to(device), out=out, **given).cpu()
 
 
-def expected_grouped(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    offsets: torch.Tensor,
-    row_ids: torch.Tensor | None = None,
-    row_scale: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-) -> torch.Tensor:
-    rows = x.double() if row_ids is None else x.double()[row_ids]
-    out = torch.empty(len(rows), weight.shape[1], dtype=torch.float64)
-    for expert, (first, last) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
-        out[first:last] = rows[first:last] @ weight[expert].double().T
-        if bias is not None:
-            out[first:last] += bias[expert].double()
-    return out if row_scale is None else out * row_scale.double()[:, None]
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_routed_rows(dtype: torch.dtype, device: torch.device) -> None:
     """Experts with none, one, a tile's worth and more rows; everything ragged."""
@@ -53,14 +37,14 @@ def test_routed_rows(dtype: torch.dtype, device: torch.device) -> None:
         "row_ids": routed.row_ids, "row_scale": randn(300, seed=3), "bias": randn(6, 70, seed=4, dtype=dtype),
     }  # fmt: skip
     out = grouped(device, x, weight, routed.offsets, **options)
-    assert_close(out, expected_grouped(x, weight, routed.offsets, **options), dtype)
+    assert_close(out, references.grouped(x, weight, routed.offsets, **options), dtype)
 
 
 @pytest.mark.parametrize("counts", [[1], [0, 0, 5], [128, 1, 0, 127, 129], [3] * 40])
 def test_rows_in_order(counts: list[int], device: torch.device) -> None:
     offsets = torch.tensor([0, *counts]).cumsum(0).int()
     x, weight = randn(sum(counts), 32), randn(len(counts), 16, 32, seed=1) / 6
-    assert_close(grouped(device, x, weight, offsets), expected_grouped(x, weight, offsets), torch.float32)
+    assert_close(grouped(device, x, weight, offsets), references.grouped(x, weight, offsets), torch.float32)
 
 
 def test_a_row_does_not_depend_on_the_others_of_its_expert(device: torch.device) -> None:
@@ -97,12 +81,8 @@ FP8_SCALES = {"tensor": (), "tensor of one": (1,), "channel": (150,), "channel c
 def test_fp8(layout: str, dtype: torch.dtype, device: torch.device) -> None:
     x, weight, bias = randn(5, 300, dtype=dtype) / 60, fp8_weight(150, 300), randn(150, seed=3, dtype=dtype)
     scale = randn(*FP8_SCALES[layout], seed=2).abs() / 10
-    wide = scale.double()
-    if layout == "block":
-        wide = wide.repeat_interleave(128, 0)[:150].repeat_interleave(128, 1)[:, :300]
-    elif "channel" in layout:
-        wide = wide.reshape(-1, 1)
-    wanted = x.double() @ (weight.double() * wide).T + bias.double()
+    wide = references.spread_blocks(scale, weight) if layout == "block" else scale.reshape(-1, 1)
+    wanted = references.scaled_linear(x, weight, wide, bias)
     assert_close(linear(device, "fp8_linear", x, weight, scale, bias), wanted, dtype)
 
 
@@ -128,8 +108,8 @@ def test_int8(inputs: int, groups: int, dtype: torch.dtype, device: torch.device
     x, bias = randn(5, inputs, dtype=dtype), randn(150, seed=3, dtype=dtype)
     weight = torch.randint(-128, 128, (150, inputs), generator=torch.Generator().manual_seed(1), dtype=torch.int8)
     scale = randn(*((150, groups) if groups else (150,)), seed=2).abs() / 2000
-    wide = scale.double().reshape(150, -1).repeat_interleave(inputs // max(groups, 1), 1)
-    wanted = x.double() @ (weight.double() * wide).T + bias.double()
+    wide = scale.reshape(150, -1).repeat_interleave(inputs // max(groups, 1), 1)
+    wanted = references.scaled_linear(x, weight, wide, bias)
     assert_close(linear(device, "int8_linear", x, weight, scale, bias), wanted, dtype)
 
 

@@ -2,42 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import pytest
 import torch
 
 from kernels import triton_lm_head
 from kernels.lm_head_readout import Readout
+from tests.kernels import references
 from tests.kernels.accuracy import DTYPES, TOLERANCE, assert_close
-
-
-class Expected(NamedTuple):
-    logits: torch.Tensor
-    lse: torch.Tensor
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def expected(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    *,
-    scale: float = 1.0,
-    soft_cap: float = 0.0,
-    bias: torch.Tensor | None = None,
-    allowed: torch.Tensor | None = None,
-) -> Expected:
-    logits = hidden.double() @ weight.double().T * scale
-    if soft_cap:
-        logits = soft_cap * torch.tanh(logits / soft_cap)
-    if bias is not None:
-        logits = logits + bias.double()
-    if allowed is not None:
-        logits = logits.masked_fill(~allowed, float("-inf"))
-    return Expected(logits, torch.logsumexp(logits, 1))
 
 
 def run(hidden: torch.Tensor, weight: torch.Tensor, device: torch.device, **options) -> Readout:
@@ -48,20 +23,20 @@ def run(hidden: torch.Tensor, weight: torch.Tensor, device: torch.device, **opti
     return Readout(*(None if part is None else part.cpu() for part in result))
 
 
-def check_everything(result: Readout, want: Expected, targets: torch.Tensor, named: torch.Tensor, k: int) -> None:
+def check_everything(result: Readout, logits: torch.Tensor, targets: torch.Tensor, named: torch.Tensor, k: int) -> None:
     # Logits are fp32 sums of exact products whatever the dtype: as close as fp32 gets over the hidden size.
     close = {"dtype": torch.float32, "slack": 3}
-    assert_close(result.lse, want.lse, **close)
-    assert_close(result.target_logit, want.logits.gather(1, targets[:, None])[:, 0], **close)
-    assert_close(result.named_logits, want.logits.gather(1, named), **close)
-    assert_close(result.top_values, torch.topk(want.logits, k).values, **close)
-    assert_close(result.top_values, want.logits.gather(1, result.top_ids), **close)
+    assert_close(result.lse, torch.logsumexp(logits, 1), **close)
+    assert_close(result.target_logit, logits.gather(1, targets[:, None])[:, 0], **close)
+    assert_close(result.named_logits, logits.gather(1, named), **close)
+    assert_close(result.top_values, torch.topk(logits, k).values, **close)
+    assert_close(result.top_values, logits.gather(1, result.top_ids), **close)
     for row, ids in enumerate(result.top_ids.tolist()):
         assert len(set(ids)) == k, f"row {row} names a token twice"
     # A token within rounding of the target may count or not.
-    mark, margin = want.logits.gather(1, targets[:, None]), 3 * TOLERANCE[torch.float32] * 10
-    assert bool((result.target_rank > (want.logits > mark + margin).sum(1)).all())
-    assert bool((result.target_rank <= (want.logits > mark - margin).sum(1).clamp(min=1)).all())
+    mark, margin = logits.gather(1, targets[:, None]), 3 * TOLERANCE[torch.float32] * 10
+    assert bool((result.target_rank > (logits > mark + margin).sum(1)).all())
+    assert bool((result.target_rank <= (logits > mark - margin).sum(1).clamp(min=1)).all())
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -75,7 +50,7 @@ def test_all_at_once(dtype: torch.dtype, device: torch.device) -> None:
     options["allowed"][targets] = True
     options["allowed"][named] = True
     result = run(hidden, weight, device, targets=targets, named_ids=named, top_k=7, **options)
-    check_everything(result, expected(hidden, weight, **options), targets, named, 7)
+    check_everything(result, references.logits(hidden, weight, **options), targets, named, 7)
 
 
 @pytest.mark.parametrize("rows, vocab, size", [(1, 1, 16), (1, 300, 64), (130, 257, 48), (3, 128, 500)])
@@ -85,13 +60,13 @@ def test_shapes(rows: int, vocab: int, size: int, device: torch.device) -> None:
     named = torch.randint(vocab, (rows, 3), generator=torch.Generator().manual_seed(3))
     k = min(vocab, 4)
     result = run(hidden, weight, device, targets=targets, named_ids=named, top_k=k)
-    check_everything(result, expected(hidden, weight), targets, named, k)
+    check_everything(result, references.logits(hidden, weight), targets, named, k)
 
 
 def test_a_bare_log_sum_exp(device: torch.device) -> None:
     hidden, weight = randn(4, 32), randn(200, 32, seed=1)
     result = run(hidden, weight, device)
-    assert_close(result.lse, expected(hidden, weight).lse, torch.float32, slack=3)
+    assert_close(result.lse, torch.logsumexp(references.logits(hidden, weight), 1), torch.float32, slack=3)
     assert result[1:] == (None,) * 5
 
 
@@ -99,7 +74,7 @@ def test_a_top_k_that_spans_slices_of_the_vocabulary(device: torch.device, monke
     monkeypatch.setattr(triton_lm_head, "WORKSPACE_BYTES", 1)
     hidden, weight = randn(3, 32), randn(700, 32, seed=1)
     result = run(hidden, weight, device, top_k=300)
-    assert_close(result.top_values, torch.topk(expected(hidden, weight).logits, 300).values, torch.float32, slack=8)
+    assert_close(result.top_values, torch.topk(references.logits(hidden, weight), 300).values, torch.float32, slack=8)
 
 
 def test_ties_go_to_the_lower_id_and_do_not_count_in_a_rank(device: torch.device) -> None:

@@ -6,14 +6,10 @@ import pytest
 import torch
 
 from kernels import triton_rms_norm
+from tests.kernels import references
 from tests.kernels.accuracy import DTYPES, assert_close
 
 EPS = 1e-5
-
-
-def expected(x: torch.Tensor, weight: torch.Tensor, offset: float = 0.0) -> torch.Tensor:
-    wide = x.double()
-    return wide / torch.sqrt(wide.square().mean(-1, keepdim=True) + EPS) * (weight.double() + offset)
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
@@ -26,7 +22,7 @@ def test_rows(dtype: torch.dtype, rows: int, size: int, device: torch.device) ->
     x, weight = randn(rows, size, dtype=dtype), randn(size, dtype=dtype, seed=1)
     out = torch.empty_like(x, device=device)
     triton_rms_norm.rms_norm(x.to(device), weight.to(device), EPS, residual=None, offset=0.0, out=out)
-    assert_close(out, expected(x, weight), dtype)
+    assert_close(out, references.rms_norm(x, weight, EPS), dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -35,7 +31,7 @@ def test_offset_and_residual_in_place(dtype: torch.dtype, device: torch.device) 
     here = x.to(device, copy=True)
     triton_rms_norm.rms_norm(here, weight.to(device), EPS, residual=residual.to(device), offset=1.0, out=here)
     # The sum is rounded to x's dtype before the norm sees it.
-    assert_close(here, expected(x + residual, weight, 1.0), dtype)
+    assert_close(here, references.rms_norm(x + residual, weight, EPS, 1.0), dtype)
 
 
 def test_the_residual_sum_stays_in_x(device: torch.device) -> None:
@@ -43,7 +39,7 @@ def test_the_residual_sum_stays_in_x(device: torch.device) -> None:
     here, out = x.to(device, copy=True), torch.empty(7, 96, device=device)
     triton_rms_norm.rms_norm(here, weight.to(device), EPS, residual=residual.to(device), offset=0.0, out=out)
     assert torch.equal(here.cpu(), x + residual)
-    assert_close(out, expected(x + residual, weight), torch.float32)
+    assert_close(out, references.rms_norm(x + residual, weight, EPS), torch.float32)
 
 
 @pytest.mark.parametrize("heads, size", [(1, 64), (3, 80), (10, 128)])
@@ -54,7 +50,7 @@ def test_heads_of_a_fused_projection(heads: int, size: int, device: torch.device
     here = fused.to(device, copy=True)
     x = here[:, : heads * size].unflatten(1, (heads, size))
     triton_rms_norm.rms_norm(x, weight.to(device), EPS, residual=None, offset=0.0, out=x)
-    wanted = expected(fused[:, : heads * size].unflatten(1, (heads, size)), weight)
+    wanted = references.rms_norm(fused[:, : heads * size].unflatten(1, (heads, size)), weight, EPS)
     assert_close(x, wanted, torch.bfloat16)
     assert torch.equal(here[:, heads * size :].cpu(), fused[:, heads * size :])
 
@@ -73,4 +69,4 @@ def test_a_row_of_zeros_and_a_huge_one(device: torch.device) -> None:
     weight = torch.ones(64)
     out = torch.empty(2, 64, device=device)
     triton_rms_norm.rms_norm(x.to(device), weight.to(device), EPS, residual=None, offset=0.0, out=out)
-    assert_close(out, expected(x, weight), torch.float32)
+    assert_close(out, references.rms_norm(x, weight, EPS), torch.float32)

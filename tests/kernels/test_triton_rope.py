@@ -6,28 +6,10 @@ import pytest
 import torch
 
 from kernels import triton_rope
+from tests.kernels import references
 from tests.kernels.accuracy import DTYPES, assert_close
 
 MAX_POS = 50
-
-
-def tables(rot: int) -> tuple[torch.Tensor, torch.Tensor]:
-    angles = torch.outer(torch.arange(MAX_POS), 10000.0 ** (-torch.arange(0, rot, 2) / rot))
-    return angles.cos(), angles.sin()
-
-
-def turned(
-    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor, interleaved: bool
-) -> torch.Tensor:
-    """As complex numbers: (a + ib) · e^{iφ}."""
-    half = cos.shape[1]
-    out = x.double().clone()
-    first = torch.arange(0, 2 * half, 2) if interleaved else torch.arange(half)
-    second = first + (1 if interleaved else half)
-    angle = torch.complex(cos.double(), sin.double())[positions.long()][:, None]
-    product = torch.complex(out[..., first], out[..., second]) * angle
-    out[..., first], out[..., second] = product.real, product.imag
-    return out
 
 
 def randn(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
@@ -41,11 +23,13 @@ def test_rope(heads: int, head_dim: int, rot: int, dtype: torch.dtype, interleav
     """Whole and partial rotation, on a view of a fused projection."""
     fused = randn(5, heads * head_dim + 16, dtype=dtype)
     positions = torch.tensor([0, 49, 7, 7, 1], dtype=torch.int32)
-    cos, sin = tables(rot)
+    cos, sin = references.rope_tables(MAX_POS, rot)
     here = fused.to(device, copy=True)
     x = here[:, : heads * head_dim].unflatten(1, (heads, head_dim))
     triton_rope.rope_(x, cos.to(device), sin.to(device), positions.to(device), interleaved=interleaved)
-    wanted = turned(fused[:, : heads * head_dim].unflatten(1, (heads, head_dim)), cos, sin, positions, interleaved)
+    wanted = references.rope(
+        fused[:, : heads * head_dim].unflatten(1, (heads, head_dim)), cos, sin, positions, interleaved
+    )
     assert_close(x, wanted, dtype)
     assert torch.equal(here[:, heads * head_dim :].cpu(), fused[:, heads * head_dim :])
 
@@ -64,7 +48,7 @@ def test_kv_write(
     k_pages, v_pages = here[..., :head_dim], here[..., head_dim:]
     slots = torch.tensor([0, 15, -1, 16, 63, 31])
     positions = torch.tensor([3, 0, 1, 49, 20, 20])
-    cos, sin = tables(rot) if rot else (None, None)
+    cos, sin = references.rope_tables(MAX_POS, rot) if rot else (None, None)
     on_device = fused.to(device, copy=True)
     triton_rope.kv_write(
         *(half.unflatten(1, (heads, head_dim)) for half in on_device.chunk(2, 1)), k_pages, v_pages, slots.to(device),
@@ -72,7 +56,7 @@ def test_kv_write(
         positions=positions.to(device) if rot else None, interleaved=interleaved,
     )  # fmt: skip
     assert torch.equal(on_device.cpu(), fused), "k and v are not changed"
-    wanted_k = k.double() if cos is None or sin is None else turned(k, cos, sin, positions, interleaved)
+    wanted_k = k.double() if cos is None or sin is None else references.rope(k, cos, sin, positions, interleaved)
     wanted = before.double()
     for row, slot in enumerate(slots.tolist()):
         if slot >= 0:
@@ -87,7 +71,7 @@ def test_kv_write(
 def test_keys_written_and_queries_turned_agree_bitwise(device: torch.device) -> None:
     """A key turned on its way into a page is the key that rope would have turned in place."""
     k = randn(5, 3, 64, dtype=torch.bfloat16).to(device)
-    cos, sin = (t.to(device) for t in tables(64))
+    cos, sin = (t.to(device) for t in references.rope_tables(MAX_POS, 64))
     positions = torch.arange(5, device=device)
     pages = torch.zeros(1, 16, 3, 64, dtype=torch.bfloat16, device=device)
     triton_rope.kv_write(
