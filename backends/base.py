@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 __all__ = [
     "Backend",
@@ -73,6 +73,10 @@ class Readout:
     token_ids: tuple[int, ...] = ()  # these tokens after the prompt, whatever their rank
     prompt_logprobs: int | None = None  # for prompt positions: the actual token and the k most likely
     prompt_logprobs_start: int = 1  # first prompt position that is scored (0 has no predecessor)
+    pooled: Literal["", "last", "mean"] = (
+        ""  # hidden state after the final norm, of the last token or averaged over all
+    )
+    labels: bool = False  # logits of a classification head at the last token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +122,8 @@ class PrefillResult:
     top: tuple[TokenLogprob, ...] = ()  # readout.top_logprobs entries, most likely first
     named: tuple[TokenLogprob, ...] = ()  # one for each of readout.token_ids, in that order
     prompt: PromptLogprobs | None = None
+    pooled: tuple[float, ...] = ()  # [hidden], if readout.pooled
+    label_logits: tuple[float, ...] = ()  # [labels], if readout.labels
     cached_tokens: int = 0
     timing: Timing = Timing(0.0, 0.0, 0.0)
 

@@ -30,6 +30,7 @@ from backends.base import (
 )
 from backends.prefill_only.engine import EngineJob
 from backends.prefill_only.metrics import EngineMetrics, SchedulerCollector
+from backends.prefill_only.models.spec import ModelSpec
 from backends.prefill_only.settings import EngineSettings
 from backends.prefill_only.startup import Started, start_engine
 from scheduler.admission import Refused
@@ -148,7 +149,7 @@ class PrefillOnlyBackend(PrefillBackend):
     def _prepare(self, requests: Sequence[PrefillRequest], group: _Group) -> list[EngineJob]:
         started = self._ready()
         for request in requests:
-            _check(request, started.spec.vocab_size, started.memory.max_model_len)
+            _check(request, started.spec, started.memory.max_model_len)
         return [started.engine.prepare(request, group.done) for request in requests]
 
     def _ready(self) -> Started:
@@ -198,8 +199,8 @@ class _Group:
             self._future.set_result(None)
 
 
-def _check(request: PrefillRequest, vocab: int, longest: int) -> None:
-    ids = request.token_ids
+def _check(request: PrefillRequest, spec: ModelSpec, longest: int) -> None:
+    ids, vocab = request.token_ids, spec.vocab_size
     if not ids:
         raise InvalidInput("the prompt is empty: at least one token is needed")
     if len(ids) > longest:
@@ -211,6 +212,11 @@ def _check(request: PrefillRequest, vocab: int, longest: int) -> None:
         raise InvalidInput(f"token id {wrong} is outside the vocabulary: ids go from 0 to {vocab - 1}")
     readout = request.readout
     sampling = readout.sampling
+    if readout.labels and spec.head != "classification":
+        raise InvalidInput("this model has no classification head")
+    reads_tokens = sampling is not None or readout.top_logprobs or readout.token_ids
+    if spec.head != "lm" and (reads_tokens or readout.prompt_logprobs is not None):
+        raise InvalidInput("this model has no language-model head: it gives no token probabilities")
     named = [*readout.token_ids]
     if sampling is not None:
         named += [*sampling.logit_bias, *(sampling.allowed_token_ids or ()), *sampling.banned_token_ids]

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import random
-
 import torch
 
-from backends.base import Readout
 from backends.prefill_only.decoder import Decoder
-from backends.prefill_only.direct import run_directly
-from backends.prefill_only.prefill_pass import PassJob
+from backends.prefill_only.direct import probe_job, run_directly
 from backends.prefill_only.readout import LmHead
 from backends.prefill_only.rows import ROW_ALIGN
 
 __all__ = ["check_company"]
 
 
-def check_company(decoder: Decoder, head: LmHead) -> dict[str, bool]:
+def check_company(decoder: Decoder, head: LmHead | None) -> dict[str, bool]:
     """``linears``: one layer's products at several row counts; ``pass``: prompts alone and together."""
     return {"linears": _linears(decoder), "pass": _passes(decoder, head)}
 
@@ -36,15 +32,7 @@ def _linears(decoder: Decoder) -> bool:
     return True
 
 
-def _passes(decoder: Decoder, head: LmHead) -> bool:
-    rng = random.Random(2)
-    lengths = (1, 31, 70, 300)
-    longest = decoder.max_positions
-    jobs = [
-        PassJob([rng.randrange(head.vocab) for _ in range(min(n, longest))], Readout(top_logprobs=5)) for n in lengths
-    ]
+def _passes(decoder: Decoder, head: LmHead | None) -> bool:
+    jobs = [probe_job(decoder, head, length, seed=length, top=5) for length in (1, 31, 70, 300)]
     together = run_directly(decoder, head, jobs)
-    return all(
-        run_directly(decoder, head, [job])[0].next_token == answer.next_token
-        for job, answer in zip(jobs, together, strict=True)
-    )
+    return all(run_directly(decoder, head, [job])[0] == answer for job, answer in zip(jobs, together, strict=True))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Sequence
 
+from backends.base import Readout
 from backends.prefill_only.block_hashes import block_hashes
 from backends.prefill_only.decoder import Decoder
 from backends.prefill_only.forest import ForestJob, build_forest
 from backends.prefill_only.prefill_pass import PassAnswer, PassJob, PrefillPass
 from backends.prefill_only.readout import LmHead
 
-__all__ = ["DirectPass", "run_directly"]
+__all__ = ["DirectPass", "probe_job", "run_directly"]
 
 
 class DirectPass:
@@ -21,7 +23,7 @@ class DirectPass:
     right for timing, wrong for results unless the caller filled them.
     """
 
-    def __init__(self, decoder: Decoder, head: LmHead, jobs: Sequence[PassJob], cached_blocks: int = 0) -> None:
+    def __init__(self, decoder: Decoder, head: LmHead | None, jobs: Sequence[PassJob], cached_blocks: int = 0) -> None:
         self._kv = decoder.kv
         self._scratch: list[int] = []
         page_tokens = self._kv.page_tokens
@@ -50,7 +52,14 @@ class DirectPass:
         return time.perf_counter() - start
 
 
-def run_directly(decoder: Decoder, head: LmHead, jobs: Sequence[PassJob]) -> list[PassAnswer]:
+def probe_job(decoder: Decoder, head: LmHead | None, tokens: int, seed: int, *, top: int = 1) -> PassJob:
+    """A random prompt of ``tokens``, no longer than the model takes, and a readout that the model has."""
+    rng = random.Random(seed)
+    prompt = [rng.randrange(decoder.spec.vocab_size) for _ in range(min(tokens, decoder.max_positions))]
+    return PassJob(prompt, Readout(pooled="last") if head is None else Readout(top_logprobs=top))
+
+
+def run_directly(decoder: Decoder, head: LmHead | None, jobs: Sequence[PassJob]) -> list[PassAnswer]:
     """The answers of one pass over ``jobs``, in order."""
     direct = DirectPass(decoder, head, jobs)
     direct.run()

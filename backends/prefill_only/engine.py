@@ -80,7 +80,7 @@ class Engine:
     def __init__(
         self,
         decoder: Decoder,
-        head: LmHead,
+        head: LmHead | None,
         scheduler: Scheduler,
         metrics: EngineMetrics,
         clock: Callable[[], float] = time.monotonic,
@@ -123,20 +123,17 @@ class Engine:
     def prepare(self, request: PrefillRequest, on_done: DoneCallback) -> EngineJob:
         """Everything about a job that needs no lock: its block hashes above all."""
         tokens, block = request.token_ids, self._kv.page_tokens
-        readout = request.readout
-        first_needed = len(tokens) - 1
-        if readout.prompt_logprobs is not None:
-            first_needed = min(first_needed, max(readout.prompt_logprobs_start, 1) - 1)
+        pass_job = PassJob(tokens, request.readout)
         job = Job(
             job_id=0,
             total_tokens=len(tokens),
             arrival_s=0.0,
             block_hashes=block_hashes(tokens, block, salt_of(request.model, request.tenant, request.cache_salt)),
-            max_cached_blocks=first_needed // block,
+            max_cached_blocks=pass_job.first_position_read // block,
             tenant=request.tenant,
             priority=request.priority,
         )
-        entry = EngineJob(job, request, on_done, PassJob(tokens, readout))
+        entry = EngineJob(job, request, on_done, pass_job)
         job.payload = entry
         return entry
 
@@ -414,13 +411,13 @@ class Engine:
 def _result(answer: PassAnswer, entry: EngineJob, cached_tokens: int, compute_s: float) -> PrefillResult:
     job, next_token = entry.job, answer.next_token
     timing = Timing((entry.started_s - job.arrival_s) * 1e3, job.predicted_s * 1e3, compute_s * 1e3)
-    if next_token is None:
-        return PrefillResult(prompt=answer.prompt, cached_tokens=cached_tokens, timing=timing)
     return PrefillResult(
-        drawn=next_token.drawn,
-        top=next_token.top,
-        named=next_token.named,
+        drawn=next_token.drawn if next_token else (),
+        top=next_token.top if next_token else (),
+        named=next_token.named if next_token else (),
         prompt=answer.prompt,
+        pooled=answer.pooled,
+        label_logits=answer.label_logits,
         cached_tokens=cached_tokens,
         timing=timing,
     )

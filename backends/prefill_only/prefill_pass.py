@@ -6,6 +6,7 @@ leave it lying (park it), run another pass, and come back. Steps are one chunk o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -15,7 +16,7 @@ from backends.base import BackendError, BadLogits, PromptLogprobs, Readout
 from backends.prefill_only.decoder import Decoder
 from backends.prefill_only.forest import Forest, JobRows
 from backends.prefill_only.readout import ROWS_AT_ONCE, LmHead, NextToken, NextTokenAsk, ScoredRow, collect_prompt
-from backends.prefill_only.rows import attention_rows, kv_rows, padded
+from backends.prefill_only.rows import ROW_ALIGN, attention_rows, kv_rows, padded
 
 __all__ = ["PassAnswer", "PassJob", "PrefillPass"]
 
@@ -33,17 +34,31 @@ class PassJob:
         r = self.readout
         return r.sampling is not None or r.top_logprobs > 0 or bool(r.token_ids)
 
-    def asked_positions(self) -> range:
-        """Prompt positions whose row is read, besides the last: position p scores the token at p + 1."""
+    @property
+    def reads_last(self) -> bool:
+        return self.wants_next or self.readout.pooled == "last" or self.readout.labels
+
+    def scored_positions(self) -> range:
+        """Prompt positions whose row scores the token after it."""
         if self.readout.prompt_logprobs is None:
             return range(0)
         return range(max(self.readout.prompt_logprobs_start, 1) - 1, len(self.token_ids) - 1)
+
+    @property
+    def first_position_read(self) -> int:
+        """Rows before it may come from a cache."""
+        if self.readout.pooled == "mean":
+            return 0
+        scored = self.scored_positions()
+        return scored.start if scored else len(self.token_ids) - 1
 
 
 @dataclass(slots=True)
 class PassAnswer:
     next_token: NextToken | None = None
     prompt: PromptLogprobs | None = None
+    pooled: tuple[float, ...] = ()
+    label_logits: tuple[float, ...] = ()
     error: BackendError | None = None
 
 
@@ -59,7 +74,7 @@ class _Scoring:
 class PrefillPass:
     """``jobs[i]`` lies at ``forest.jobs[i]``. Pages are the caller's to give and to take back."""
 
-    def __init__(self, decoder: Decoder, head: LmHead, forest: Forest, jobs: Sequence[PassJob]) -> None:
+    def __init__(self, decoder: Decoder, head: LmHead | None, forest: Forest, jobs: Sequence[PassJob]) -> None:
         self._decoder, self._head = decoder, head
         self._forest, self.jobs = forest, list(jobs)
         self.answers: list[PassAnswer | None] = [None] * len(jobs)
@@ -175,9 +190,11 @@ class PrefillPass:
         asked: set[int] = set()
         for i in self._live_jobs():
             job, rows = self.jobs[i], forest.jobs[i]
-            if job.wants_next:
+            if job.reads_last:
                 asked.add(rows.last_row)
-            positions = job.asked_positions()
+            if job.readout.pooled == "mean":
+                asked.update(_rows_of(rows, range(len(job.token_ids))))
+            positions = job.scored_positions()
             if positions:
                 scoring = _Scoring(_rows_of(rows, positions), [job.token_ids[p + 1] for p in positions])
                 scorings[i] = scoring
@@ -193,15 +210,37 @@ class PrefillPass:
             decoder.layer_queries(decoder.spec.num_layers - 1, gathered, queries)
             normed[start : start + len(part)] = decoder.final_norm(gathered)[: len(part)]
             yield
-        yield from self._read_next(normed, at)
-        yield from self._read_prompts(normed, at, scorings)
+        if self._head is not None:
+            yield from self._read_next(self._head, normed, at)
+            yield from self._read_prompts(self._head, normed, at, scorings)
+        self._read_states(normed, at)
         for i in self._live_jobs():
             answer = self.answers[i] = self.answers[i] or PassAnswer()
             r = self.jobs[i].readout
             if r.prompt_logprobs is not None and i not in scorings:
                 answer.prompt = PromptLogprobs(max(r.prompt_logprobs_start, 1), [], [])
 
-    def _read_next(self, normed: torch.Tensor, at: dict[int, int]) -> Iterator[None]:
+    def _read_states(self, normed: torch.Tensor, at: dict[int, int]) -> None:
+        """Pooled hidden states and label logits."""
+        score = self._decoder.weights.score
+        for i in self._live_jobs():
+            job, rows = self.jobs[i], self._forest.jobs[i]
+            answer = self.answers[i] = self.answers[i] or PassAnswer()
+            state = None
+            if job.readout.pooled == "last":
+                state = normed[at[rows.last_row]].float()
+            elif job.readout.pooled == "mean":
+                places = [at[row] for row in _rows_of(rows, range(len(job.token_ids)))]
+                state = normed[torch.tensor(places, device=normed.device)].float().mean(0)
+            if state is not None:
+                answer.pooled = tuple(state.tolist())
+            if job.readout.labels and score is not None:
+                last = normed[at[rows.last_row]].expand(ROW_ALIGN, -1).contiguous()
+                answer.label_logits = tuple(score(last)[0].float().tolist())
+            if not all(map(math.isfinite, (*answer.pooled, *answer.label_logits))):
+                answer.error = BadLogits("the model's output for this prompt is not a number")
+
+    def _read_next(self, head: LmHead, normed: torch.Tensor, at: dict[int, int]) -> Iterator[None]:
         wanting = [i for i in self._live_jobs() if self.jobs[i].wants_next]
         for start in range(0, len(wanting), ROWS_AT_ONCE):
             part = wanting[start : start + ROWS_AT_ONCE]
@@ -211,14 +250,16 @@ class PrefillPass:
                 for i in part
                 for r in (self.jobs[i].readout,)
             ]
-            for i, answer in zip(part, self._head.next_tokens(normed[rows], asks), strict=True):
+            for i, answer in zip(part, head.next_tokens(normed[rows], asks), strict=True):
                 if isinstance(answer, BadLogits):
                     self.answers[i] = PassAnswer(error=answer)
                 else:
                     self.answers[i] = PassAnswer(next_token=answer)
             yield
 
-    def _read_prompts(self, normed: torch.Tensor, at: dict[int, int], scorings: dict[int, _Scoring]) -> Iterator[None]:
+    def _read_prompts(
+        self, head: LmHead, normed: torch.Tensor, at: dict[int, int], scorings: dict[int, _Scoring]
+    ) -> Iterator[None]:
         for i, scoring in scorings.items():
             job = self.jobs[i]
             k = job.readout.prompt_logprobs or 0
@@ -228,13 +269,13 @@ class PrefillPass:
                 part = scoring.rows[start : start + PROMPT_ROWS_AT_ONCE]
                 targets = torch.tensor(scoring.targets[start : start + PROMPT_ROWS_AT_ONCE], device=normed.device)
                 rows = torch.tensor([at[row] for row in part], device=normed.device)
-                scoring.scored.extend(self._head.prompt_chunk(normed[rows], targets, k)[: len(part)])
+                scoring.scored.extend(head.prompt_chunk(normed[rows], targets, k)[: len(part)])
                 yield
             answer = self.answers[i] = self.answers[i] or PassAnswer()
             if job.cancelled or answer.error is not None:
                 continue
             try:
-                start_position = job.asked_positions().start + 1
+                start_position = job.scored_positions().start + 1
                 answer.prompt = collect_prompt(scoring.scored, job.token_ids, start_position, k)
             except BadLogits as error:
                 answer.error = error

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from backends.base import Readout
 from backends.prefill_only.decoder import Decoder
-from backends.prefill_only.direct import DirectPass
-from backends.prefill_only.prefill_pass import PassJob
+from backends.prefill_only.direct import DirectPass, probe_job
 from backends.prefill_only.readout import LmHead
 
 __all__ = ["Profile", "Sample", "choose_chunk_rows", "profile_run"]
@@ -27,13 +24,13 @@ class Profile:
     longest_step_s: float
 
 
-def choose_chunk_rows(decoder: Decoder, head: LmHead) -> int:
+def choose_chunk_rows(decoder: Decoder, head: LmHead | None) -> int:
     """Halves the decoder's chunk until one of its steps is short enough to preempt at. Sets and returns it."""
     while decoder.chunk_rows > _LEAST_CHUNK_ROWS:
         rows = min(decoder.chunk_rows, decoder.max_positions)
         steps = []
         for _ in range(2):
-            direct = DirectPass(decoder, head, [_job(head, rows, seed=rows)])
+            direct = DirectPass(decoder, head, [probe_job(decoder, head, rows, seed=rows)])
             seconds = direct.run()
             steps.append(seconds / decoder.spec.num_layers)
         if min(steps) <= _STEP_GOAL_S:
@@ -44,7 +41,7 @@ def choose_chunk_rows(decoder: Decoder, head: LmHead) -> int:
 
 def profile_run(
     decoder: Decoder,
-    head: LmHead,
+    head: LmHead | None,
     *,
     longest: int,
     budget_s: float,
@@ -65,7 +62,7 @@ def profile_run(
             continue
         times: list[float] = []
         while len(times) < 3:
-            direct = DirectPass(decoder, head, [_job(head, new + cached, seed=i)], blocks)
+            direct = DirectPass(decoder, head, [probe_job(decoder, head, new + cached, seed=i)], blocks)
             times.append(direct.run())
             longest_step = max(longest_step, direct.longest_step_s)
             spent += times[-1]
@@ -77,8 +74,3 @@ def profile_run(
         if spent > budget_s:
             break
     return Profile(samples, longest_step)
-
-
-def _job(head: LmHead, tokens: int, seed: int) -> PassJob:
-    rng = random.Random(seed)
-    return PassJob([rng.randrange(head.vocab) for _ in range(tokens)], Readout(top_logprobs=1))

@@ -23,6 +23,7 @@ from backends.prefill_only.metrics import EngineMetrics
 from backends.prefill_only.models.linear import Linear
 from backends.prefill_only.models.loader import LoadedModel, load
 from backends.prefill_only.models.spec import ModelSpec
+from backends.prefill_only.models.weights import ModelWeights
 from backends.prefill_only.profile_run import choose_chunk_rows, profile_run
 from backends.prefill_only.readout import ROWS_AT_ONCE, LmHead
 from backends.prefill_only.settings import EngineSettings
@@ -66,9 +67,6 @@ def start_engine(settings: EngineSettings, metrics: EngineMetrics, report: Repor
     )
     spec, weights = model.spec, model.weights
     device, dtype = weights.embed.device, weights.embed.dtype
-    if not isinstance(weights.lm_head, Linear):
-        missing = "an 8-bit" if weights.lm_head else "no"
-        raise ValueError(f"{settings.model} has {missing} language-model head: it cannot give token probabilities")
     tokenizer = load_tokenizer(
         model.path,
         vocab_rows=spec.vocab_size,
@@ -101,7 +99,7 @@ def start_engine(settings: EngineSettings, metrics: EngineMetrics, report: Repor
         device=device,
     )
     decoder = Decoder(spec, weights, kv, max_positions=memory.max_model_len, chunk_rows=chunk_rows)
-    head = LmHead(weights.lm_head, soft_cap=spec.final_soft_cap, scale=spec.logit_scale)
+    head = _lm_head(spec, weights)
     report(0.0, "warming up")
     choose_chunk_rows(decoder, head)
     warm_up(decoder, head)
@@ -134,8 +132,16 @@ def start_engine(settings: EngineSettings, metrics: EngineMetrics, report: Repor
     return Started(engine=engine, tokenizer=tokenizer, spec=spec, memory=memory, fingerprint=model.fingerprint)
 
 
+def _lm_head(spec: ModelSpec, weights: ModelWeights) -> LmHead | None:
+    if weights.lm_head is None:  # a classifier, or an embedding model
+        return None
+    if not isinstance(weights.lm_head, Linear):
+        raise ValueError("a language-model head stored in 8 bits is not supported: keep lm_head out of quantisation")
+    return LmHead(weights.lm_head, soft_cap=spec.final_soft_cap, scale=spec.logit_scale)
+
+
 def _job_times(
-    settings: EngineSettings, model: LoadedModel, decoder: Decoder, head: LmHead, report: Report
+    settings: EngineSettings, model: LoadedModel, decoder: Decoder, head: LmHead | None, report: Report
 ) -> JobTimeModel:
     """From the profile cache if this model was profiled on this device with this build, else measured."""
     cache = Path(settings.profile_cache).expanduser() if settings.profile_cache else None
@@ -181,7 +187,7 @@ def _saturation_tokens(times: JobTimeModel) -> int:
     return max(256, min(8192, int(fixed / per_token * _SATURATED / (1 - _SATURATED))))
 
 
-def _check_company(decoder: Decoder, head: LmHead, metrics: EngineMetrics) -> None:
+def _check_company(decoder: Decoder, head: LmHead | None, metrics: EngineMetrics) -> None:
     held = check_company(decoder, head)
     for part, holds in held.items():
         metrics.company.labels(part).set(holds)

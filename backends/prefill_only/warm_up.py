@@ -6,15 +6,13 @@ multiple of ``ROW_ALIGN`` up to the chunk.
 
 from __future__ import annotations
 
-import random
+from dataclasses import replace
 
 import torch
 
-from backends.base import Readout
 from backends.prefill_only.decoder import Decoder
-from backends.prefill_only.direct import run_directly
+from backends.prefill_only.direct import probe_job, run_directly
 from backends.prefill_only.models.quantized_linear import QuantizedLinear
-from backends.prefill_only.prefill_pass import PassJob
 from backends.prefill_only.readout import LmHead
 from backends.prefill_only.rows import ROW_ALIGN
 from kernels.warmup import warm_up as compile_kernels
@@ -24,15 +22,16 @@ __all__ = ["warm_up"]
 _LENGTHS = (1, 40, 200, 1000)
 
 
-def warm_up(decoder: Decoder, head: LmHead) -> None:
+def warm_up(decoder: Decoder, head: LmHead | None) -> None:
     if decoder.device.type == "cpu":
         _linears(decoder)
     else:
         _kernels(decoder)
-    rng = random.Random(0)
     for length in _LENGTHS:
-        prompt = [rng.randrange(head.vocab) for _ in range(min(length, decoder.max_positions))]
-        run_directly(decoder, head, [PassJob(prompt, Readout(top_logprobs=1, prompt_logprobs=1))])
+        job = probe_job(decoder, head, length, seed=length)
+        if head is not None:
+            job.readout = replace(job.readout, prompt_logprobs=1)
+        run_directly(decoder, head, [job])
 
 
 def _kernels(decoder: Decoder) -> None:

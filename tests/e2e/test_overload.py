@@ -17,7 +17,9 @@ from tests.e2e.server import start_server
 from tests.e2e.test_lifecycle import body_of, metric, wait_until
 
 
-async def ask(http: aiohttp.ClientSession, length: int, seed: int, **headers: str) -> tuple[int, float, Mapping[str, str]]:
+async def ask(
+    http: aiohttp.ClientSession, length: int, seed: int, **headers: str
+) -> tuple[int, float, Mapping[str, str]]:
     """(status, seconds, headers)"""
     began = time.perf_counter()
     async with http.post("/v1/completions", json=body_of(length, seed), headers=headers) as answer:

@@ -13,7 +13,7 @@ from backends.prefill_only.direct import DirectPass, run_directly
 from backends.prefill_only.forest import ForestJob, build_forest
 from backends.prefill_only.models.linear import Linear
 from backends.prefill_only.prefill_pass import PassJob, PrefillPass
-from tests.backends.prefill_only.reference import reference_logprobs
+from tests.backends.prefill_only.reference import reference_hidden, reference_logprobs
 from tests.backends.prefill_only.tiny import TINY, tiny_decoder, tiny_weights, with_window
 
 ALL = TINY.vocab_size
@@ -189,3 +189,19 @@ def test_linear_shares_its_weight_with_row_slices() -> None:
     x = torch.randn(3, 4)
     part = linear.rows(2, 5)
     assert torch.allclose(part(x), linear(x)[:, 2:5]) and part.weight.data_ptr() == linear.weight[2].data_ptr()
+
+
+@pytest.mark.parametrize("length", [1, 33, 200])
+def test_pooled_states_and_label_logits_agree_with_a_plain_forward(length: int) -> None:
+    weights = tiny_weights()
+    weights.score = Linear(torch.randn(5, TINY.hidden_size, generator=torch.Generator().manual_seed(1)))
+    decoder, _ = tiny_decoder(weights=weights)
+    prompt = prompts_of([length], seed=length)[0]
+    others = prompts_of([80, 20], seed=1)
+    expected = reference_hidden(TINY, weights, prompt)
+    for pooled, state in (("last", expected[-1]), ("mean", expected.mean(0))):
+        jobs = [PassJob(p, Readout(pooled=pooled, labels=True)) for p in (others[0], prompt, others[1])]  # type: ignore[arg-type]
+        answer = run_directly(decoder, None, jobs)[1]
+        assert torch.allclose(torch.tensor(answer.pooled), state, atol=2e-4)
+        assert torch.allclose(torch.tensor(answer.label_logits), weights.score(expected[-1:])[0], atol=2e-3)
+        assert run_directly(decoder, None, jobs[1:2])[0] == answer
