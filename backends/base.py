@@ -116,6 +116,9 @@ class Timing(NamedTuple):
     compute_ms: float
 
 
+_NO_TIMING = Timing(0.0, 0.0, 0.0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillResult:
     drawn: tuple[TokenLogprob, ...] = ()  # sampling.n entries
@@ -125,7 +128,7 @@ class PrefillResult:
     pooled: tuple[float, ...] = ()  # [hidden], if readout.pooled
     label_logits: tuple[float, ...] = ()  # [labels], if readout.labels
     cached_tokens: int = 0
-    timing: Timing = Timing(0.0, 0.0, 0.0)
+    timing: Timing = _NO_TIMING
 
 
 # --- what can go wrong -----------------------------------------------------------------------------------------------
