@@ -16,7 +16,6 @@ __all__ = ["OrderedSums", "Place"]
 
 Place = tuple[float, int]  # key, then identity, which breaks ties
 
-_LEAST = -(1 << 63)  # of identities
 _FULL = 256  # places in a bucket before it is cut in two
 
 
@@ -101,13 +100,13 @@ class OrderedSums:
         if i == len(bucket.keys):
             self._last[b] = bucket.last()
 
-    def sum_before(self, key: float) -> float:
-        """Sum of the values at places whose key is less than ``key``."""
-        b = bisect_left(self._last, (key, _LEAST))
+    def sum_before(self, place: Place) -> float:
+        """Sum of the values at the places before ``place``, which need not be there."""
+        b = bisect_left(self._last, place)
         before = sum(self._sums[:b], 0.0)
         if b < len(self._buckets):
             bucket = self._buckets[b]
-            before += sum(bucket.values[: bisect_left(bucket.keys, key)])
+            before += sum(bucket.values[: bucket.find(place)])
         return before
 
     def _cut(self, b: int) -> None:

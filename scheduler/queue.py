@@ -45,9 +45,16 @@ class _Tenant:
     head: Head | None = None  # that, as it stands among the heads
 
 
+@dataclass(slots=True, eq=False)
+class _Group:
+    jobs: dict[int, Job] = field(default_factory=dict)
+    cost_s: float = 0.0
+
+
 class JobQueue:
     """Waiting jobs. ``match`` is the prefix index's; ``times`` predicts what remains until ``rescore``
-    replaces it. ``share`` in s a s: how strongly service had counts against a tenant."""
+    replaces it. ``keepable_blocks``: how many blocks of a prefix can stay
+    from one pass to the next. ``share`` in s a s: how strongly service had counts against a tenant."""
 
     def __init__(
         self,
@@ -56,10 +63,12 @@ class JobQueue:
         match: Match,
         block_tokens: int,
         *,
+        keepable_blocks: int = 0,
         share: float = 1.0,
         weights: Mapping[str, float] | None = None,
     ) -> None:
         self._order, self._times, self._match, self._block_tokens = order, times, match, block_tokens
+        self._keepable = keepable_blocks
         self._share, self._weights = share, dict(weights or {})
         self._jobs: dict[int, Job] = {}
         self._tenants: dict[str, _Tenant] = {}
@@ -67,7 +76,7 @@ class JobQueue:
         self._idle: OrderedDict[str, None] = OrderedDict()  # tenants with nothing waiting, longest idle first
         self._by_next: dict[Block, dict[int, Job]] = {}
         self._by_last: dict[Block, dict[int, Job]] = {}
-        self._groups: dict[int, dict[int, Job]] = {}
+        self._groups: dict[int, _Group] = {}
         self._virtual = 0.0  # service had by whom was served last: where a tenant that comes back starts
         self._outdated: deque[int] = deque()  # jobs placed by predictions that no longer hold
         self.tokens = 0
@@ -102,7 +111,7 @@ class JobQueue:
             tenant.served = max(tenant.served, self._virtual)
             self._idle.pop(job.tenant, None)
         tenant.tokens += job.total_tokens
-        self._groups.setdefault(job.group, {})[job.job_id] = job
+        self._groups.setdefault(job.group, _Group()).jobs[job.job_id] = job
         job.cached_blocks = self._match(job.block_hashes, job.max_cached_blocks, 0)
         self._place(job, tenant)
 
@@ -117,8 +126,8 @@ class JobQueue:
         self.with_deadline -= job.deadline_s is not None
         tenant.tokens -= job.total_tokens
         group = self._groups[job.group]
-        del group[job_id]
-        if not group:
+        del group.jobs[job_id]
+        if not group.jobs:
             del self._groups[job.group]
         if not len(tenant.order):
             self._idle[job.tenant] = None
@@ -182,8 +191,8 @@ class JobQueue:
         total = 0.0
         for _, _, name in self._heads:
             tenant = self._tenants[name]
-            own = name == job.tenant
-            total += tenant.order.sum_before(job.key if own else score - self._share * tenant.served)
+            key = job.key if name == job.tenant else score - self._share * tenant.served
+            total += tenant.order.sum_before((key, job.job_id))
         return total
 
     def total_s(self) -> float:
@@ -194,9 +203,15 @@ class JobQueue:
         tenant = self._tenants.get(name)
         return (len(tenant.order), tenant.tokens, tenant.order.total()) if tenant else (0, 0, 0.0)
 
+    def of_group(self, group: int) -> tuple[Job | None, float]:
+        """The longest waiting job of a group, and the seconds that all of it that waits will take."""
+        found = self._groups.get(group)
+        return (None, 0.0) if found is None else (next(iter(found.jobs.values())), found.cost_s)
+
     def siblings(self, job: Job) -> list[Job]:
         """The waiting jobs of its group, then those whose next block is also its next, both in the order filed."""
-        found = dict(islice(self._groups.get(job.group, {}).items(), _MOST_SIBLINGS))
+        group = self._groups.get(job.group)
+        found = dict(islice(group.jobs.items(), _MOST_SIBLINGS)) if group is not None else {}
         block = self._next_block(job)
         if block is not None:
             found.update(islice(self._by_next.get(block, {}).items(), _MOST_SIBLINGS))
@@ -264,7 +279,8 @@ class JobQueue:
                 if job.shared_blocks <= cached:
                     mate = mates[next(reversed(mates))]
                     job.shared_blocks = common_blocks(hashes, mate.block_hashes, cached + 1, (tokens - 1) // block)
-                shared = job.shared_blocks * block
+                # What the pool cannot keep is computed again by the next pass.
+                shared = min(job.shared_blocks, cached + self._keepable) * block
                 job.cost_s = self._times.predict(tokens - shared, shared) + job.extra_s
             mates[job.job_id] = job
         if cached:
@@ -272,6 +288,7 @@ class JobQueue:
         job.key = self._order.key(job)
         place = (job.key, job.job_id)
         tenant.order.add(place, job.cost_s)
+        self._groups[job.group].cost_s += job.cost_s
         if tenant.first is None or place < tenant.first:
             self._show_head(job.tenant, tenant)
 
@@ -283,6 +300,7 @@ class JobQueue:
             _unfile(self._by_last, hashes[cached - 1], job)
         place = (job.key, job.job_id)
         tenant.order.remove(place)
+        self._groups[job.group].cost_s -= job.cost_s
         if place == tenant.first:
             self._show_head(job.tenant, tenant)
 

@@ -101,6 +101,7 @@ class Scheduler:
             self._order_times,
             index.match,
             config.block_tokens,
+            keepable_blocks=index.num_pages,
             share=config.tenant_share,
             weights=config.tenant_weights,
         )
@@ -115,6 +116,7 @@ class Scheduler:
         self._running: RunningPass | None = None
         self._parked: list[RunningPass] = []
         self._latest_starts: list[tuple[float, int]] = []  # heap; entries of jobs that left are passed over
+        self._group_starts: list[tuple[float, int]] = []  # likewise, for all of a group that waits
         self._refusals = dict.fromkeys(("queue_full", "queue_tokens", "queue_seconds", "tenant", "deadline"), 0)
         self._expired = self._preemptions = self._rescored = self._started_jobs = self._started_passes = 0
 
@@ -179,6 +181,7 @@ class Scheduler:
         for job in jobs:
             self._queue.remove(job.job_id)
         self._latest_starts.clear()
+        self._group_starts.clear()
         return jobs
 
     # --- deciding ----------------------------------------------------------------------------------------------------
@@ -188,11 +191,18 @@ class Scheduler:
         self._queue.catch_up()
         best = min(parked, key=self._score, default=None)
         head = None if resume_only else self._queue.head()
-        if head is None or (best is not None and self._score(best) <= self._queue.head_score()):
+        if head is None:
             return Decision([], best)
-        urgent = self._urgent(parked, head.remaining_s, now)
-        if urgent is not None:
-            return Decision([], urgent)
+        resume = best if best is not None and self._score(best) <= self._queue.head_score() else None
+        work_s = head.remaining_s if resume is None else resume.remaining_s
+        view = self._pressing_view(parked, work_s, now)
+        job = self._pressing_job(work_s, now)
+        if view is not None and (job is None or view.deadline_s <= _deadline(job)):
+            return Decision([], view)
+        if job is not None:
+            head, resume = job, None
+        if resume is not None:
+            return Decision([], resume)
         jobs = [head]
         if self.config.max_pass_jobs > 1:
             others = islice(self._queue.in_order(), _OTHERS_TRIED)
@@ -230,11 +240,15 @@ class Scheduler:
 
     def should_preempt(self, running: RunningPass, now: float) -> bool:
         """Whether to park ``running`` for the head of the queue. Cheap enough to ask after every step."""
-        if not len(self._queue) or not self._yields(running, self._queue.head_score()):
+        if not len(self._queue) or not self._may_be_parked(running):
             return False
-        head = self._queue.head()
-        assert head is not None
-        return not self._pressed(running, head.remaining_s, now)
+        job = self._pressing_job(running.remaining_s, now)
+        if job is None:
+            job = self._queue.head()
+            if not self._yields(running, self._queue.head_score()):
+                return False
+        assert job is not None
+        return not self._pressed(running.remaining_s, running.deadline_s, job.remaining_s, now)
 
     def park(self, running: RunningPass, now: float) -> None:
         """``running`` lies until ``next_pass`` resumes it."""
@@ -320,13 +334,18 @@ class Scheduler:
 
     def _watch(self, jobs: Iterable[Job]) -> None:
         """Files the deadlines of ``jobs``, which wait now."""
-        starts = self._latest_starts
+        starts, groups = self._latest_starts, self._group_starts
         if len(starts) > 2 * self._queue.with_deadline + 256:  # mostly of jobs that left
             starts[:] = [entry for entry in starts if entry[1] in self._queue]
             heapq.heapify(starts)
+            groups[:] = [entry for entry in groups if self._queue.of_group(entry[1])[0] is not None]
+            heapq.heapify(groups)
         for job in jobs:
             if job.deadline_s is not None:
                 heapq.heappush(starts, (job.deadline_s - job.remaining_s, job.job_id))
+        for group, deadline in {job.group: job.deadline_s for job in jobs}.items():
+            if deadline is not None:
+                heapq.heappush(groups, (deadline - self._queue.of_group(group)[1], group))
 
     def _withdraw(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
@@ -379,9 +398,15 @@ class Scheduler:
         """Predicted time until ``job``, which waits, is answered, with everything before it in order."""
         score = self._queue.score(job)
         work = self._queue.ahead_s(job) + job.cost_s
-        begun = sum(v.remaining_s for v in self._parked if self._score(v) <= score or self._pressed(v, work, now))
+        begun = sum(
+            view.remaining_s
+            for view in self._parked
+            if self._score(view) <= score or self._pressed(view.remaining_s, view.deadline_s, work, now)
+        )
         running = self._running
-        if running is not None and (not self._yields(running, score) or self._pressed(running, work, now)):
+        if running is not None and (
+            not self._yields(running, score) or self._pressed(running.remaining_s, running.deadline_s, work, now)
+        ):
             begun += running.remaining_s
         return begun + work
 
@@ -394,26 +419,49 @@ class Scheduler:
         running = self._running.remaining_s if self._running is not None else 0.0
         return running + sum(view.remaining_s for view in self._parked)
 
-    def _pressed(self, view: RunningPass, work_s: float, now: float) -> bool:
-        """Whether ``view`` can meet its deadline, but not if ``work_s`` is done before it goes on."""
-        stretch = self._stretch()
-        return now + view.remaining_s <= view.deadline_s < now + (work_s + view.remaining_s) * stretch
+    def _pressed(self, remaining_s: float, deadline_s: float, work_s: float, now: float) -> bool:
+        """Whether a deadline can be met, but not if ``work_s`` is done first."""
+        return now + remaining_s <= deadline_s < now + (work_s + remaining_s) * self._stretch()
 
-    def _urgent(self, parked: Sequence[RunningPass], work_s: float, now: float) -> RunningPass | None:
+    def _pressing_view(self, parked: Sequence[RunningPass], work_s: float, now: float) -> RunningPass | None:
         """The parked pass with the earliest deadline, if any of them would miss its own behind ``work_s`` of work."""
         for view in sorted(parked, key=lambda view: view.deadline_s):
-            if self._pressed(view, work_s, now):
+            if self._pressed(view.remaining_s, view.deadline_s, work_s, now):
                 return view
             work_s += view.remaining_s
+        return None
+
+    def _pressing_job(self, work_s: float, now: float) -> Job | None:
+        """A job of the group that must begin first, if it would miss its deadline behind ``work_s`` of work."""
+        starts = self._group_starts
+        while starts:
+            latest, group = starts[0]
+            job, group_s = self._queue.of_group(group)
+            if job is None or job.deadline_s is None:
+                heapq.heappop(starts)
+                continue
+            needed_s = max(group_s, job.remaining_s)
+            if job.deadline_s - needed_s > latest:  # more of it is cached, or less of it waits, than when it came
+                heapq.heapreplace(starts, (job.deadline_s - needed_s, group))
+                continue
+            return job if self._pressed(needed_s, job.deadline_s, work_s, now) else None
         return None
 
     def _yields(self, running: RunningPass, score: float) -> bool:
         """Whether ``running`` may be parked for a job of this score, its deadline aside."""
         config = self.config
+        margin = max(config.hysteresis_s, config.hysteresis_share * running.remaining_s / len(running.jobs))
+        return score + margin < self._score(running) and self._may_be_parked(running)
+
+    def _may_be_parked(self, running: RunningPass) -> bool:
+        config = self.config
         if config.policy != "srjf" or len(self._parked) >= config.max_parked:
             return False
-        margin = max(config.hysteresis_s, config.hysteresis_share * running.remaining_s / len(running.jobs))
-        if score + margin >= self._score(running) or running.parked_times >= config.max_parked_times:
+        if running.parked_times >= config.max_parked_times:
             return False
         held = sum(view.bytes for view in self._parked) + running.bytes
         return config.max_parked_bytes is None or held <= config.max_parked_bytes
+
+
+def _deadline(job: Job) -> float:
+    return math.inf if job.deadline_s is None else job.deadline_s

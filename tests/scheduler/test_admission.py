@@ -172,3 +172,9 @@ def test_draining_empties_the_queue_and_nothing_else() -> None:
     assert len(running) + len(waiting) == 5
     assert scheduler.next_pass(0.0).start == []
     assert scheduler.stats()["queue_tokens"] == 0
+
+
+def test_prompts_of_equal_length_wait_for_each_other() -> None:
+    scheduler = make_scheduler()
+    group = [make_job(i, 1000, group=1) for i in range(1, 5)]
+    assert scheduler.predicted_wait_s(group, 0.0) == pytest.approx(4 * 1.06, rel=0.01)

@@ -139,12 +139,20 @@ def test_what_is_ahead_is_what_comes_before_in_order_over_all_tenants() -> None:
 
 
 def test_a_prefix_that_several_wait_for_counts_once_in_the_backlog() -> None:
-    queue = make_queue()
+    queue = make_queue(keepable_blocks=100)
     jobs = [make_job(i, 40 * BLOCK, 0.0, "p" * 38) for i in range(1, 11)]
     for job in jobs:
         queue.add(job)
     suffix = TIMES.predict(2 * BLOCK, 38 * BLOCK)
     assert queue.total_s() == pytest.approx(jobs[0].remaining_s + 9 * suffix)
+
+
+def test_a_prefix_that_the_pool_cannot_keep_counts_every_time() -> None:
+    queue = make_queue(keepable_blocks=0)
+    jobs = [make_job(i, 40 * BLOCK, 0.0, "p" * 38) for i in range(1, 11)]
+    for job in jobs:
+        queue.add(job)
+    assert queue.total_s() == pytest.approx(10 * jobs[0].remaining_s)
 
 
 def test_tenants_share_by_weight_while_both_wait() -> None:
