@@ -115,5 +115,6 @@ class Accounting:
             metrics.refused(exchange.status, exchange.error_code)
         elif exchange.first_byte_s is not None and exchange.path != GATEWAY:
             metrics.first_token(exchange.model, exchange.path, exchange.first_byte_s - exchange.started_s)
-        if self._log.enabled:
+        # Probes and scrapes would drown the work.
+        if self._log.enabled and (exchange.path != GATEWAY or exchange.error_code is not None):
             self._log.write(exchange, seconds)

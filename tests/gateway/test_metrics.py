@@ -92,6 +92,7 @@ async def test_the_request_log_can_be_replayed_and_tells_no_secrets(tmp_path: Pa
         await http.post("/v1/completions", json={"prompt": [SECRET, SECRET, "other"], "max_tokens": 1}, headers=headers)
         await http.post("/v1/completions", json={"prompt": SECRET, "max_tokens": 9}, headers=headers)
         await http.post("/v1/completions", json={"prompt": SECRET, "max_tokens": 1})
+        await http.get("/health/ready")
     await app.runtime.stop(0.0)
     text = path.read_text()
     assert SECRET not in text and "the-key" not in text
