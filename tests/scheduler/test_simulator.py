@@ -274,3 +274,43 @@ def test_bursts_keep_the_rate() -> None:
     timed = bursty([Request((Prompt(1),))] * 5000, 10.0, random.Random(1))
     assert 5000 / timed[-1].arrival_s == pytest.approx(10.0, rel=0.2)
     assert len({request.arrival_s for request in timed}) < 1000
+
+
+def traffic(
+    seed: int, load: float, *, tenants: int, priorities: bool, groups: bool, with_deadline: float
+) -> list[Request]:
+    """Everything mixed: short and long, alone and in groups, with shared prefixes, deadlines tight and loose."""
+    rng = random.Random(seed)
+    requests, now = [], 0.0
+    while now < 40.0:
+        tokens = rng.choice((100, 300, 800, 3000, 15_000)) if rng.random() < 0.5 else rng.randint(50, 500)
+        prefix = rng.choice(("", "a", "b", "c"))
+        count = rng.randint(1, 8) if groups and rng.random() < 0.3 else 1
+        shared = 1000 if prefix else 0
+        prompts = (Prompt(tokens + shared, prefix, shared),) * count
+        work = sum(TIMES.predict(prompt.tokens, 0) for prompt in prompts)
+        now += rng.expovariate(load / work)
+        deadline = work + rng.choice((0.3, 1.0, 3.0, 10.0)) if rng.random() < with_deadline else None
+        tenant = str(rng.randrange(tenants))
+        requests.append(Request(prompts, now, tenant, rng.choice((-1, 0, 0, 1)) if priorities else 0, deadline))
+    return requests
+
+
+@pytest.mark.parametrize(
+    ("pages", "sigma", "mix"),
+    [
+        (0, 0.0, {"tenants": 1, "priorities": False, "groups": True, "with_deadline": 1.0}),
+        (300, 0.0, {"tenants": 1, "priorities": False, "groups": False, "with_deadline": 1.0}),
+        (0, 0.05, {"tenants": 4, "priorities": False, "groups": False, "with_deadline": 1.0}),
+        (200, 0.05, {"tenants": 3, "priorities": True, "groups": True, "with_deadline": 0.6}),
+    ],
+)
+def test_promises_are_kept_whatever_comes(pages: int, sigma: float, mix: dict[str, object]) -> None:
+    promised = late = 0
+    for seed in range(4):
+        result = simulated(traffic(seed, 3.0, **mix), pages=pages, sigma=sigma)  # type: ignore[arg-type]
+        accepted = [o for o in result.outcomes if not o.refused and o.deadline_s is not None]
+        promised += len(accepted)
+        late += sum(not o.in_time for o in accepted)
+    assert promised > 100
+    assert late <= 0.01 * promised, f"{late} of {promised}"
