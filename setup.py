@@ -23,7 +23,7 @@ FLAGS = {
     f"{FOLDER}/avx512.cpp": AVX512_FLAGS,
     f"{FOLDER}/avx512_bf16.cpp": [*AVX512_FLAGS, "-mavx512bf16"],
 }
-HEADERS = [f"{FOLDER}/{name}.h" for name in ("attention", "elementwise", "library", "parallel", "vec")]
+HEADERS = [f"{FOLDER}/{name}.h" for name in ("attention", "elementwise", "library", "linear", "parallel", "vec")]
 
 
 class BuildKernels(build_ext):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from kernels.dispatch import use_triton
+from kernels.dispatch import use_native, use_triton
 from kernels.padded_linear import ROW_MULTIPLE, padded_linear
 
 
@@ -99,7 +99,7 @@ def lm_head_readout_torch(
     chunk = max(ROW_MULTIPLE, WORKSPACE_BYTES // (4 * vocab) // ROW_MULTIPLE * ROW_MULTIPLE)
     for first in range(0, rows, chunk):
         part = slice(first, min(first + chunk, rows))
-        logits = padded_linear(hidden[part], weight).float()
+        logits = _products(hidden[part], weight)
         if scale != 1.0:
             logits = logits * scale
         if soft_cap:
@@ -118,6 +118,15 @@ def lm_head_readout_torch(
         if named_ids is not None and result.named_logits is not None:
             result.named_logits[part] = logits.gather(1, named_ids[part])
     return result
+
+
+def _products(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """hidden · weightᵀ, fp32 [n, V]; the C++ kernel does not round to the model's dtype on the way."""
+    native = use_native("linear", hidden)
+    if native is not None and weight.dtype == hidden.dtype and hidden.shape[1] % native.LINEAR_MULTIPLE == 0:
+        logits: torch.Tensor = native.linear(hidden, weight)
+        return logits
+    return padded_linear(hidden, weight).float()
 
 
 def empty_readout(

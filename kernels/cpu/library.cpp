@@ -50,3 +50,7 @@ EXPORT void onepass_rope(const RopeArgs* ops, int64_t count, int64_t threads) {
 EXPORT void onepass_gated_act(const GatedActArgs* args, int64_t threads) {
   chosen->gated_act(*args, {start_region, threads});
 }
+
+EXPORT void onepass_linear(const LinearArgs* args, int64_t threads) {
+  chosen->linear(*args, {start_region, threads});
+}

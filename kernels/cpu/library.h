@@ -63,12 +63,20 @@ struct GatedActArgs {
   GatedKind kind;
 };
 
+struct LinearArgs {
+  Dtype dtype;  // of x and weight
+  const void *x, *weight;
+  float* out;
+  int64_t rows, width, out_width, x_row, weight_row, out_row;
+};
+
 struct Kernels {
   const char* name;
   void (*attention)(const AttentionArgs&, Pool);
   void (*rms_norm)(const RmsNormArgs&, Pool);
   void (*rope)(const RopeArgs* ops, int64_t count, Pool);
   void (*gated_act)(const GatedActArgs&, Pool);
+  void (*linear)(const LinearArgs&, Pool);
 };
 
 extern const Kernels avx512_bf16, avx512, avx2;

@@ -19,6 +19,7 @@ __all__ = [
     "available",
     "describe",
     "gated_act",
+    "linear",
     "missing",
     "rms_norm",
     "rope_",
@@ -30,6 +31,8 @@ __all__ = [
 VARIANTS = ("avx512-bf16", "avx512", "avx2")
 _DTYPES = {torch.bfloat16: 0, torch.float32: 1}
 _GATED_KINDS = {"silu": 0, "gelu_tanh": 1, "clamped_swiglu": 2}
+GATED_KINDS = tuple(_GATED_KINDS)
+LINEAR_MULTIPLE = 32
 _MAX_HEAD_DIM = 256  # the attention kernel's tiles lie on the stack
 _HEAD_DIM_MULTIPLE = 16
 
@@ -82,6 +85,14 @@ class _GatedActArgs(ctypes.Structure):
     )
 
 
+class _LinearArgs(ctypes.Structure):
+    _fields_ = (
+        ("dtype", _Int),
+        *((name, _Ptr) for name in ("x", "weight", "out")),
+        *((name, _Int) for name in ("rows", "width", "out_width", "x_row", "weight_row", "out_row")),
+    )
+
+
 @functools.cache
 def _library() -> ctypes.CDLL:
     """Raises OSError if the library is not built or cannot be loaded, or this CPU has none of its variants."""
@@ -93,7 +104,8 @@ def _library() -> ctypes.CDLL:
     library.onepass_select.argtypes = [ctypes.c_char_p]
     library.onepass_use_pool.argtypes = [_Ptr]
     library.onepass_rope.argtypes = [_Ptr, _Int, _Int]
-    for function in (library.onepass_attention, library.onepass_rms_norm, library.onepass_gated_act):
+    for name in ("attention", "rms_norm", "gated_act", "linear"):
+        function = getattr(library, f"onepass_{name}")
         function.argtypes = [_Ptr, _Int]
     if library.onepass_select(b"") is None:
         raise OSError(f"this CPU has none of {', '.join(VARIANTS)}")
@@ -300,4 +312,16 @@ def gated_act(gate_up: torch.Tensor, *, kind: str, out: torch.Tensor) -> torch.T
     return out
 
 
-GATED_KINDS = tuple(_GATED_KINDS)
+def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """x[n, K] · weight[V, K]ᵀ, fp32 [n, V], not rounded to the operands' dtype; K a multiple of `LINEAR_MULTIPLE`.
+
+    For few rows and a weight that is read once; beyond a hundred rows torch is a little faster.
+    """
+    out = torch.empty(x.shape[0], weight.shape[0])
+    args = _LinearArgs(
+        _DTYPES[x.dtype],
+        x.data_ptr(), weight.data_ptr(), out.data_ptr(),
+        *x.shape, weight.shape[0], x.stride(0), weight.stride(0), out.stride(0),
+    )  # fmt: skip
+    _library().onepass_linear(ctypes.byref(args), torch.get_num_threads())
+    return out

@@ -1,4 +1,4 @@
-"""The C++ norm, rotary embedding, KV writing and activations against float64, and a row's bits in any company."""
+"""The C++ norm, rope, KV writing, activations and head product against float64, and a row's bits in any company."""
 
 from __future__ import annotations
 
@@ -197,3 +197,18 @@ def test_rows_do_not_depend_on_their_number(dtype: torch.dtype, two_threads: Non
     assert_rows_independent(
         lambda x: native.rope_(x.clone().view(-1, 10, 64), cos, sin, torch.full((x.shape[0],), 7)), x
     )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("columns", [1, 6, 16, 255, 600])
+def test_linear_in_fp32(columns: int, dtype: torch.dtype) -> None:
+    weight = random(columns, 160, dtype=dtype, seed=1)
+    for rows in (1, 2, 3, 4, 7, 16):
+        x = random(rows, 200, dtype=dtype)[:, 40:]
+        assert_rounded(native.linear(x, weight), x.double() @ weight.double().T, magnitude=10)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_linear_rows_do_not_depend_on_their_number(dtype: torch.dtype, two_threads: None) -> None:
+    weight = random(700, 576, dtype=dtype, seed=1)
+    assert_rows_independent(lambda x: native.linear(x, weight), random(103, 576, dtype=dtype))
