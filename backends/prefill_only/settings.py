@@ -27,7 +27,10 @@ class EngineSettings:
     max_model_len: int | None  # None: what the model and the memory allow
     kv_cache_bytes: int | None  # prefix pool; None: from the memory that is free
     max_queue: int  # waiting jobs
-    max_queue_tokens: int | None  # None: derived
+    max_queue_tokens: int | None  # waiting tokens; None: so many longest prompts as startup says
+    max_queue_s: float  # predicted seconds of waiting work
+    tenant_max_queue: int | None  # waiting jobs of one tenant; None: no bound of its own
+    tenant_weights: Mapping[str, float]  # shares of the engine under contention; 1 where absent
     scheduler: str  # srjf | sjf | fcfs
     fairness: float  # λ: seconds of remaining time that a second of waiting outweighs
     default_deadline_s: float | None
@@ -65,6 +68,14 @@ class EngineSettings:
             kv_cache_bytes=read("ONEPASS_KV_CACHE_BYTES", None, _size, "a size such as 2G or 500M"),
             max_queue=read("ONEPASS_MAX_QUEUE", 4096, _positive_int, "a positive number of jobs"),
             max_queue_tokens=read("ONEPASS_MAX_QUEUE_TOKENS", None, _positive_int, "a positive number of tokens"),
+            max_queue_s=read("ONEPASS_MAX_QUEUE_SECONDS", 600.0, _positive, "a positive number of seconds"),
+            tenant_max_queue=read("ONEPASS_TENANT_MAX_QUEUE", None, _positive_int, "a positive number of jobs"),
+            tenant_weights=read(
+                "ONEPASS_TENANT_WEIGHTS",
+                {},
+                _weights,
+                "positive numbers, one for each of ONEPASS_API_KEYS, such as 3,1",
+            ),
             scheduler=read("ONEPASS_SCHEDULER", "srjf", one_of("srjf", "sjf", "fcfs"), "srjf, sjf or fcfs"),
             fairness=read("ONEPASS_FAIRNESS", 0.1, _non_negative, "a number of at least 0"),
             default_deadline_s=read(
@@ -90,6 +101,18 @@ def _positive_int(text: str) -> int:
     if value <= 0:
         raise ValueError
     return value
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise ValueError
+    return value
+
+
+def _weights(text: str) -> dict[str, float]:
+    """Tenants are named by the place of their key: key-1, key-2, ..."""
+    return {f"key-{i}": _positive(part) for i, part in enumerate(text.split(","), 1)}
 
 
 def _non_negative(text: str) -> float:

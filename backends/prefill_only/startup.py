@@ -40,6 +40,7 @@ log = logging.getLogger("onepass.engine")
 
 _CHUNK_ROWS_CPU, _CHUNK_ROWS_GPU = 512, 4096
 _PROFILE_BUDGET_S = 5.0
+_QUEUED_PROMPTS = 256  # longest prompts' worth of tokens that may wait, unless ONEPASS_MAX_QUEUE_TOKENS says
 _SATURATED = 0.95  # of the device's token rate
 
 Report = Callable[[float, str], None]
@@ -112,7 +113,10 @@ def start_engine(settings: EngineSettings, metrics: EngineMetrics, report: Repor
             block_tokens=PAGE_TOKENS,
             saturation_tokens=_saturation_tokens(times),
             max_queue=settings.max_queue,
-            max_queue_tokens=settings.max_queue_tokens,
+            max_queue_tokens=settings.max_queue_tokens or _QUEUED_PROMPTS * memory.max_model_len,
+            max_queue_s=settings.max_queue_s,
+            tenant_max_queue=settings.tenant_max_queue,
+            tenant_weights=settings.tenant_weights,
             default_deadline_s=settings.default_deadline_s,
         ),
         times,

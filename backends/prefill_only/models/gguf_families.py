@@ -49,6 +49,10 @@ def gguf_spec(metadata: Mapping[str, Any], source: TensorSource) -> tuple[ModelS
         supported = ", ".join(_ARCHITECTURES)
         raise UnsupportedModel(f"GGUF architecture {name!r} is not supported; supported are {supported}")
 
+    parts = int(metadata.get("split.count", 1))
+    if parts > 1:
+        raise UnsupportedModel(f"this is one of {parts} parts of a GGUF model: join them with llama-gguf-split --merge")
+
     def get(key: str) -> Any:
         return metadata.get(f"{name}.{key}")
 

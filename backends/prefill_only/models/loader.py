@@ -81,19 +81,23 @@ def _locate(model: str, *, weights: bool) -> Path:
         return _builtin_gguf()
     path = Path(model).expanduser()
     if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ModelNotFound(f"directory {model!r} has no config.json: it is not a Hugging Face model")
-        return path
+        return _described(path, f"directory {model!r}")
     if path.is_file():
         if path.suffix.lower() != ".gguf":
             raise ModelNotFound(f"file {model!r} is no .gguf file; give a .gguf file or a directory with config.json")
         return path
     if path.suffix.lower() == ".gguf" or path.is_absolute() or model.startswith(("./", "../", "~")):
         raise ModelNotFound(f"there is no file or directory {model!r}")
-    directory = snapshot(model, weights=weights)
-    if not (directory / "config.json").is_file():
-        raise ModelNotFound(f"{model!r} on Hugging Face has no config.json: it is not a transformers model")
-    return directory
+    return _described(snapshot(model, weights=weights), f"{model!r} on Hugging Face")
+
+
+def _described(directory: Path, called: str) -> Path:
+    if (directory / "config.json").is_file():
+        return directory
+    hint = "it is not a model of transformers (for GGUF, give the path of the .gguf file)"
+    if (directory / "adapter_config.json").is_file():
+        hint = "it is a LoRA adapter, which must be merged into its base model first (peft: merge_and_unload)"
+    raise ModelNotFound(f"{called} has no config.json: {hint}")
 
 
 def _builtin_gguf() -> Path:
