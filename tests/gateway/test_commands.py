@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 import gateway.app
+from backends.base import UpstreamUnreachable
 from gateway.cli import main
 from gateway.commands import doctor
 from tests.gateway.double import DoublePrefill, logprobs_after, trained_tokenizer
+from tests.gateway.stub_proxy import StubProxy
 
 TOKENS = trained_tokenizer()
 
@@ -110,6 +112,17 @@ def test_doctor_finds_a_taken_port(monkeypatch: pytest.MonkeyPatch) -> None:
         s.listen()
         check = checked(monkeypatch, {"ONEPASS_PORT": str(s.getsockname()[1])})["port"]
     assert not check.ok and "in use" in check.says
+
+
+def test_doctor_asks_the_upstream(monkeypatch: pytest.MonkeyPatch) -> None:
+    proxy = StubProxy(["m"])
+    monkeypatch.setattr(doctor, "load_backends", lambda settings, env: [DoublePrefill(), proxy])
+    env = {"ONEPASS_PORT": "0", "ONEPASS_UPSTREAM_BASE_URL": "http://somewhere"}
+    found = {check.name: check for check in doctor.checks(env)}
+    assert found["upstream"].ok and "200" in found["upstream"].says and proxy.listed == 1
+    proxy.fault = UpstreamUnreachable("connection refused")
+    found = {check.name: check for check in doctor.checks(env)}
+    assert not found["upstream"].ok and "refused" in found["upstream"].says
 
 
 def test_doctor_prints_a_line_a_check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

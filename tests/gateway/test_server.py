@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from gateway.cli import main
+
 ROOT = Path(__file__).parents[2]
 BODY = json.dumps({"prompt": "hello", "max_tokens": 1}).encode()
 
@@ -153,6 +155,22 @@ def test_work_beyond_the_grace_time_is_cut(tmp_path: Path) -> None:
         server.process.kill()
         _, log = server.process.communicate()
     assert "Traceback" not in log
+
+
+def test_score_asks_a_running_server(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    server = Served({"ONEPASS_PORT": str(free_port()), "ONEPASS_API_KEYS": "the-key"})
+    try:
+        server.until("/health/ready", 200)
+        assert main(["score", "hello", "--choices", "Yes,No", "--url", f"{server.url}/v1"]) == 1
+        assert "401" in capsys.readouterr().err
+        monkeypatch.setenv("ONEPASS_API_KEY", "the-key")
+        assert main(["score", "hello", "--choices", "Yes,No", "--url", server.url]) == 0
+        assert len(capsys.readouterr().out.splitlines()) == 2
+    finally:
+        server.process.kill()
+        server.process.communicate()
 
 
 def test_a_taken_port_is_one_line() -> None:
