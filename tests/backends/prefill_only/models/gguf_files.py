@@ -58,7 +58,7 @@ def write_gguf(
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     for key, value in (metadata or {}).items():
         add = writer.add_string if isinstance(value, str) else writer.add_float32
-        add(f"{architecture}.{key}", value)
+        add(key.format(arch=architecture), value)
     names = gguf.get_tensor_name_map(_named(architecture), config.num_hidden_layers)
     for name, tensor in _tensors(model, architecture, head_dim).items():
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))

@@ -44,7 +44,7 @@ def test_named_types_are_taken_as_they_are() -> None:
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert resolve_device("auto") == resolve_device("cpu") == CPU
-    with pytest.raises(ValueError, match="finds no CUDA device"):
+    with pytest.raises(ValueError, match="finds no CUDA device; set ONEPASS_DEVICE=cpu"):
         resolve_device("cuda:1")
     with pytest.raises(ValueError, match="unknown device 'gpu'"):
         resolve_device("gpu")

@@ -80,7 +80,11 @@ def test_frequency_factors_of_llama_3(tmp_path: Path) -> None:
 def test_rope_scaling_of_the_metadata(kind: str, tmp_path: Path) -> None:
     scaling = {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}
     theirs = save_model(tmp_path / "hf", "qwen2", rope_parameters=scaling)
-    described = {"rope.scaling.type": kind, "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 128.0}
+    described = {
+        "{arch}.rope.scaling.type": kind,
+        "{arch}.rope.scaling.factor": 4.0,
+        "{arch}.rope.scaling.original_context_length": 128.0,
+    }
     write_gguf(theirs, tmp_path / "model.gguf", metadata=described)
     check(theirs, tmp_path / "model.gguf", tokens=150)
 
@@ -95,7 +99,7 @@ def test_long_and_short_factors_of_phi_3(tmp_path: Path) -> None:
     write_gguf(
         theirs,
         tmp_path / "model.gguf",
-        metadata={"rope.scaling.original_context_length": 64.0},
+        metadata={"{arch}.rope.scaling.original_context_length": 64.0},
         tensors={
             "rope_factors_short.weight": np.array(short, dtype=np.float32),
             "rope_factors_long.weight": np.array(long, dtype=np.float32),
@@ -220,3 +224,9 @@ def test_an_unsupported_architecture(file: Path) -> None:
     file.write_bytes(content[:at] + b"mamba" + content[at + 5 :])
     with pytest.raises(UnsupportedModel, match=r"'mamba'.*llama, qwen2"):
         load(str(file), dtype="float32", device="cpu")
+
+
+def test_a_part_of_a_split_model(tmp_path: Path) -> None:
+    write_gguf(save_model(tmp_path / "hf", "llama"), tmp_path / "part.gguf", metadata={"split.count": 3.0})
+    with pytest.raises(UnsupportedModel, match="join them with llama-gguf-split"):
+        load(str(tmp_path / "part.gguf"), dtype="float32", device="cpu")

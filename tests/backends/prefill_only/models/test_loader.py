@@ -257,6 +257,12 @@ def test_paths_that_are_no_models(tmp_path: Path) -> None:
             load(name, dtype="float32", device="cpu")
 
 
+def test_an_adapter_is_not_taken_for_a_model(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ModelNotFound, match=r"no config\.json: it is a LoRA adapter"):
+        load(str(tmp_path), dtype="float32", device="cpu")
+
+
 def test_unknown_settings_say_what_is_known() -> None:
     for settings, words in (
         ({"load_format": "npz"}, "auto or dummy"),
