@@ -12,6 +12,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from backends.prefill_only.models.gguf_header import read_gguf_header
+from backends.prefill_only.models.mapped_file import MappedFile
 from backends.prefill_only.models.source import CheckpointError, TensorSource
 
 __all__ = ["GgufSource"]
@@ -31,7 +32,7 @@ class GgufSource(TensorSource):
         header = read_gguf_header(path)
         self.metadata: Mapping[str, Any] = header.metadata
         self._tensors = header.tensors
-        self._bytes = np.memmap(path, dtype=np.uint8, mode="r")
+        self._file = MappedFile(path)
 
     def names(self) -> set[str]:
         return set(self._tensors)
@@ -47,16 +48,18 @@ class GgufSource(TensorSource):
         block, block_bytes = GGML_QUANT_SIZES[tensor.kind]
         columns = tensor.shape[-1]
         # Rows are whole blocks, so any number of them can be dequantised together.
-        raw = np.asarray(self._bytes[tensor.start : tensor.stop]).reshape(-1, columns // block * block_bytes)
+        row_bytes = columns // block * block_bytes
         rows_at_once = max(1, _CHUNK_ELEMENTS // columns)
         targets = [out] if out.dim() <= 2 else list(out)  # experts one by one: ``out`` may be a slice of each
-        rows = raw.shape[0] // len(targets)
+        rows = (tensor.stop - tensor.start) // row_bytes // len(targets)
         for index, target in enumerate(targets):
             for start in range(0, rows, rows_at_once):
                 stop = min(start + rows_at_once, rows)
-                values = _dequantized(raw[index * rows + start : index * rows + stop], tensor.kind, block_bytes)
+                first, count = tensor.start + (index * rows + start) * row_bytes, (stop - start) * row_bytes
+                raw = np.frombuffer(self._file.buffer, dtype=np.uint8, count=count, offset=first)
                 part = target if target.dim() == 1 else target[start:stop]
-                part.copy_(values.view(part.shape))
+                part.copy_(_dequantized(raw.reshape(-1, row_bytes), tensor.kind, block_bytes).view(part.shape))
+                self._file.give_back(first, first + count)
 
 
 def _dequantized(rows: np.ndarray, kind: GGMLQuantizationType, block_bytes: int) -> torch.Tensor:

@@ -1,15 +1,13 @@
 """Directories of safetensors files, memory-mapped.
 
 The format is a header length, a JSON header and raw tensors (https://github.com/huggingface/safetensors). It is read
-here, not by the safetensors package, so that pages can be given back once their tensor is copied: mapped pages count as
-resident, and a checkpoint that stays mapped while it is copied takes twice its size.
+here, not by the safetensors package, so that pages can be given back once their tensor is copied.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import mmap
 import struct
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 
+from backends.prefill_only.models.mapped_file import MappedFile
 from backends.prefill_only.models.source import CheckpointError, TensorSource
 
 __all__ = ["SafetensorsSource", "safetensors_files"]
@@ -54,7 +53,7 @@ class SafetensorsSource(TensorSource):
     """All tensors of a sharded or single-file checkpoint. Raises :class:`CheckpointError` for a broken one."""
 
     def __init__(self, files: Iterable[Path]) -> None:
-        self._maps: dict[Path, mmap.mmap] = {}
+        self._maps: dict[Path, MappedFile] = {}
         self._tensors: dict[str, _Stored] = {}
         for file in files:
             self._tensors.update(_read_header(file))
@@ -77,25 +76,23 @@ class SafetensorsSource(TensorSource):
         mapped = self._map(stored.file)
         if out.dim() == 0 or out.shape[0] == 0:
             if out.numel():
-                out.copy_(torch.frombuffer(mapped, dtype=dtype, count=1, offset=stored.start).view(()))
+                out.copy_(torch.frombuffer(mapped.buffer, dtype=dtype, count=1, offset=stored.start).view(()))
             return
         row_elements = out[0].numel()
         rows_at_once = max(1, _COPY_ELEMENTS // max(row_elements, 1))
         for first in range(0, out.shape[0], rows_at_once):
             target = out[first : first + rows_at_once]
             start = stored.start + first * row_elements * dtype.itemsize
-            part = torch.frombuffer(mapped, dtype=dtype, count=target.numel(), offset=start)
+            part = torch.frombuffer(mapped.buffer, dtype=dtype, count=target.numel(), offset=start)
             target.copy_(part.view(target.shape))
-            _give_back(mapped, start, start + target.numel() * dtype.itemsize)
+            mapped.give_back(start, start + target.numel() * dtype.itemsize)
 
     def close(self) -> None:
         self._maps.clear()  # unmapped with the last tensor that views them
 
-    def _map(self, file: Path) -> mmap.mmap:
+    def _map(self, file: Path) -> MappedFile:
         if file not in self._maps:
-            with file.open("rb") as handle:
-                # A private map: torch wants writable buffers, and nothing is ever written.
-                self._maps[file] = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_COPY)
+            self._maps[file] = MappedFile(file)
         return self._maps[file]
 
 
@@ -147,13 +144,3 @@ def _read_header(file: Path) -> dict[str, _Stored]:
     if any(tensor.stop > size for tensor in tensors.values()):
         raise CheckpointError(f"{file} is shorter than its header says: is the download complete?")
     return tensors
-
-
-def _give_back(mapped: mmap.mmap, start: int, stop: int) -> None:
-    """Drops whole pages of the range from this process; they are read again if they are needed again."""
-    if not hasattr(mapped, "madvise"):
-        return
-    first = start // mmap.PAGESIZE * mmap.PAGESIZE
-    last = stop // mmap.PAGESIZE * mmap.PAGESIZE
-    if last > first:
-        mapped.madvise(mmap.MADV_DONTNEED, first, last - first)
