@@ -92,8 +92,6 @@ def _error_response(request: Request[Any, Any, Any], exc: Exception) -> Response
     exchange.error_code = error.code or error.type
     exchange.reason = exchange.reason or exchange.error_code.replace("_", "-")
     headers = {**error.headers, "x-onepass-backend": exchange.backend, "x-onepass-reason": exchange.reason}
-    if error.status == 413:
-        headers["connection"] = "close"
     return Response(envelope(error), status_code=error.status, media_type="application/json", headers=headers)
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "NotLocally",
     "PayloadTooLarge",
     "RateLimited",
+    "RequestTimeout",
     "RouteNotFound",
     "Unauthorized",
     "Unavailable",
@@ -115,7 +116,18 @@ class PayloadTooLarge(ApiError):
     type = "invalid_request_error"
 
     def __init__(self, limit_bytes: int) -> None:
-        super().__init__(f"The request body exceeds {limit_bytes} bytes (ONEPASS_MAX_BODY_BYTES).")
+        super().__init__(
+            f"The request body exceeds {limit_bytes} bytes (ONEPASS_MAX_BODY_BYTES).", headers={"connection": "close"}
+        )
+
+
+class RequestTimeout(ApiError):
+    status = 408
+    type = "invalid_request_error"
+    code = "timeout"
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(f"The request's body did not arrive within {timeout_s:g} s.", headers={"connection": "close"})
 
 
 class UnsupportedMediaType(ApiError):

@@ -12,19 +12,28 @@ import brotli
 import msgspec
 import zstandard
 
-from gateway.errors import ClientGone, InvalidRequest, PayloadTooLarge, UnsupportedMediaType
+from gateway.errors import ClientGone, InvalidRequest, PayloadTooLarge, RequestTimeout, UnsupportedMediaType
 from gateway.exchange import Headers, Receive, Send, header
 
 __all__ = ["DisconnectGuard", "check_json_content_type", "decoded_body", "encode_json", "read_body", "send_answer"]
 
 _DISCARD_FACTOR = 4  # how many times the limit is read and thrown away, so that the client gets to see the refusal
 _CHUNK_BYTES = 1 << 20
+_BODY_TIMEOUT_S = 120.0  # for a body that is read here; what is streamed to the upstream has no limit
 
 encode_json = msgspec.json.Encoder().encode
 
 
-async def read_body(receive: Receive, headers: Headers, limit_bytes: int) -> bytes:
-    """Raises PayloadTooLarge, or ClientGone when the connection ends before the body does."""
+async def read_body(receive: Receive, headers: Headers, limit_bytes: int, timeout_s: float = _BODY_TIMEOUT_S) -> bytes:
+    """Raises PayloadTooLarge, RequestTimeout, or ClientGone when the connection ends before the body does."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _read_all(receive, headers, limit_bytes)
+    except TimeoutError:
+        raise RequestTimeout(timeout_s) from None
+
+
+async def _read_all(receive: Receive, headers: Headers, limit_bytes: int) -> bytes:
     declared = header(headers, b"content-length")
     if declared is not None and declared.isdigit() and int(declared) > limit_bytes:
         if header(headers, b"expect") is None:

@@ -16,7 +16,7 @@ import pytest
 import zstandard
 
 from gateway.app import Application
-from gateway.errors import ClientGone, PayloadTooLarge
+from gateway.errors import ClientGone, PayloadTooLarge, RequestTimeout
 from gateway.http import DisconnectGuard, decoded_body, read_body
 from tests.gateway.double import MODEL, DoublePrefill, double_app
 
@@ -153,6 +153,19 @@ async def test_a_body_that_never_ends_is_not_read_forever() -> None:
     with pytest.raises(PayloadTooLarge):
         await read_body(receive, [(b"content-length", b"99999"), (b"expect", b"100-continue")], 10_000)
     assert read == 0
+
+
+async def test_a_body_that_stops_coming() -> None:
+    messages = [{"type": "http.request", "body": b"{", "more_body": True}]
+
+    async def receive() -> dict[str, Any]:
+        if not messages:
+            await asyncio.Event().wait()
+        return messages.pop()
+
+    with pytest.raises(RequestTimeout) as caught:
+        await read_body(receive, [], 100, timeout_s=0.01)
+    assert caught.value.status == 408 and caught.value.headers["connection"] == "close"
 
 
 async def test_hanging_up_while_sending() -> None:
