@@ -232,7 +232,7 @@ def markdown(rows: Sequence[Row]) -> str:
         f"Written by `python -m kernels.report --write docs/kernel-report.md` with triton {triton.__version__}, "
         f"without a GPU. Tile sizes: {ORIGIN}.",
         "",
-        "Registers are a thread's, shared memory a program's. No kernel here spills or allocates at launch.",
+        "Registers are a thread's, shared memory a program's. What must not ship would be marked in bold.",
         "",
         "| arch | case | kernel | registers | shared KiB | tensor core |",
         "|---|---|---|---:|---:|---|",
