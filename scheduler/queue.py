@@ -55,8 +55,8 @@ class JobQueue:
     """Waiting jobs.
 
     ``match`` is the prefix index's; ``times`` predicts what remains until ``rescore`` replaces it;
-    ``keepable_blocks``: how many blocks of a prefix can stay from one pass to the next; ``share`` in s a s: how strongly
-    service had counts against a tenant.
+    ``keepable_blocks``: how many blocks of a prefix can stay from one pass to the next; ``share`` in s a s: how
+    strongly service had counts against a tenant.
     """
 
     def __init__(
