@@ -13,7 +13,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 
 from backends.prefill_only.models.families import UnsupportedModel, config_spec
 from backends.prefill_only.models.loader import load
-from tests.backends.prefill_only.models.engine import logprobs
+from tests.backends.prefill_only.models.engine import logprobs, logprobs_together
 from tests.backends.prefill_only.models.transformers_models import prompt, save_model, transformers_logprobs
 from tests.backends.prefill_only.reference import reference_hidden, reference_logits, reference_logprobs
 
@@ -161,6 +161,24 @@ def test_log_probabilities_are_those_of_transformers(name: str, tmp_path: Path) 
     plain = reference_logprobs(model.spec, model.weights, token_ids)
     torch.testing.assert_close(plain, expected, atol=TOLERANCE, rtol=0)
     torch.testing.assert_close(logprobs(model, token_ids), expected, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    "name", ["llama-biases", "mistral-window", "qwen3", "smollm3-window", "gemma3", "qwen3-moe", "gpt-oss"]
+)
+def test_answers_do_not_depend_on_company(name: str, dtype: str, tmp_path: Path) -> None:
+    """Bit for bit: alone, and in one pass with others that share the beginning or do not."""
+    model_type, settings, _ = CASES[name]
+    save_model(tmp_path, model_type, **settings)
+    model = load(str(tmp_path), dtype=dtype, device="cpu")
+    long = prompt(90)
+    prompts = [prompt(17, seed=1), long, long[:64] + prompt(20, seed=2), [5], long[:40]]
+
+    together = logprobs_together(model, prompts)
+
+    for token_ids, found in zip(prompts, together, strict=True):
+        assert torch.equal(found, logprobs(model, token_ids))
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3", "gemma2", "phi3", "mistral", "mixtral", "smollm3"])
