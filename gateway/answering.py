@@ -5,7 +5,6 @@ The hot path of the server. Every way out is visible in ``x-onepass-backend`` an
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -24,7 +23,7 @@ from backends.base import (
     Timing,
 )
 from gateway.catalog import Served
-from gateway.errors import ApiError, ClientGone, InvalidRequest, NotLocally, Unavailable, from_exception
+from gateway.errors import ApiError, InvalidRequest, NotLocally, Unavailable, from_exception
 from gateway.exchange import UPSTREAM, Exchange, Receive, Scope, Send, exchange_of, header
 from gateway.http import (
     DisconnectGuard,
@@ -53,7 +52,6 @@ _FALLBACK_REASONS: tuple[tuple[type[BackendError], str], ...] = (
     (Overloaded, "local-overloaded"),
     (OutOfMemory, "local-out-of-memory"),
     (BadLogits, "local-bad-logits"),
-    (BackendError, "local-failed"),
 )
 
 
@@ -156,23 +154,8 @@ async def _answer_here(
             await _spill_if_slow(runtime, served, prepared)
             results = await served.backend.prefill(prepared.jobs)
             payload = await _shape(api, runtime, prepared, results, exchange)
-        except (asyncio.CancelledError, ClientGone, NotHere, ShuttingDown):
-            raise
-        except NotLocally as refusal:
-            raise NotHere(refusal.reason, refusal) from None
-        except ApiError:
-            raise
-        except InvalidInput as invalid:
-            error = from_exception(invalid, prompt_param=api.prompt_param)
-            if isinstance(error, NotLocally):
-                raise NotHere(error.reason, error) from None
-            raise error from None
-        except BackendError as failure:
-            reason = next(reason for kind, reason in _FALLBACK_REASONS if isinstance(failure, kind))
-            raise NotHere(reason, from_exception(failure)) from None
-        except Exception as bug:
-            log.exception("request %s failed", exchange.request_id)
-            raise NotHere("local-failed", from_exception(bug)) from bug
+        except Exception as failure:
+            raise _meaning(failure, api, exchange) from failure
     timing = _timing(results)
     exchange.timing = timing
     cached = sum(result.cached_tokens for result in results)
@@ -188,6 +171,22 @@ async def _answer_here(
         payload,
         content_type=content_type,
         headers=[*_local_headers(exchange, timing, cached), *more],
+    )
+
+
+def _meaning(failure: Exception, api: TextApi, exchange: Exchange) -> Exception:
+    """NotHere for what an upstream could do better; the client's error for what nobody could."""
+    if isinstance(failure, NotHere | ShuttingDown):
+        return failure
+    error = from_exception(failure, prompt_param=api.prompt_param)
+    if isinstance(error, NotLocally):
+        return NotHere(error.reason, error)
+    if isinstance(failure, ApiError | InvalidInput):
+        return error
+    if not isinstance(failure, BackendError):
+        log.error("request %s failed", exchange.request_id, exc_info=failure)
+    return NotHere(
+        next((reason for kind, reason in _FALLBACK_REASONS if isinstance(failure, kind)), "local-failed"), error
     )
 
 
