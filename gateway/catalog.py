@@ -32,6 +32,7 @@ __all__ = ["Catalog", "Served", "load_backends"]
 ENTRY_POINT_GROUP = "onepass.backends"
 _UPSTREAM = "upstream"  # the one backend that is left out when its variable is unset
 _UPSTREAM_MODELS_TTL_S = 30.0
+_UPSTREAM_MODELS_RETRY_S = 5.0  # after a failure
 _UPSTREAM_MODELS_TIMEOUT_S = 2.0
 
 log = logging.getLogger("onepass.gateway")
@@ -137,7 +138,7 @@ class Catalog:
         self.names = frozenset(self._by_name)
         self._clock = clock
         self._upstream_models: list[dict[str, Any]] = []
-        self._upstream_read_at = float("-inf")
+        self._upstream_fresh_until_s = float("-inf")
         self._upstream_lock = asyncio.Lock()
 
     def find(self, name: str | None) -> Served | None:
@@ -151,14 +152,16 @@ class Catalog:
         if self.upstream is None:
             return []
         async with self._upstream_lock:
-            if self._clock() - self._upstream_read_at > _UPSTREAM_MODELS_TTL_S:
+            if self._clock() >= self._upstream_fresh_until_s:
+                good_for_s = _UPSTREAM_MODELS_TTL_S
                 try:
                     async with asyncio.timeout(_UPSTREAM_MODELS_TIMEOUT_S):
                         self._upstream_models = await self._read_upstream_models(self.upstream)
-                except (BackendError, TimeoutError, msgspec.DecodeError) as exc:
+                except (BackendError, TimeoutError, msgspec.DecodeError, UnicodeDecodeError) as exc:
                     log.info("the upstream's model list is not available: %s", _one_line(exc))
                     self._upstream_models = []
-                self._upstream_read_at = self._clock()
+                    good_for_s = _UPSTREAM_MODELS_RETRY_S
+                self._upstream_fresh_until_s = self._clock() + good_for_s
         return self._upstream_models
 
     def upstream_lists(self, name: str) -> bool:

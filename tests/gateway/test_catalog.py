@@ -95,6 +95,11 @@ async def test_the_upstreams_list_ages() -> None:
     proxy.fault = InvalidInput("gone")
     now = 70.0
     assert await catalog.upstream_models() == []
+    proxy.fault = None
+    now = 74.0
+    assert await catalog.upstream_models() == []
+    now = 76.0
+    assert await catalog.upstream_serves("b")
 
 
 @pytest.mark.parametrize("payload", [b"not json", b"[]", b'{"data":5}', b'{"data":[{"id":5},"x",{}]}', b"\xff"])

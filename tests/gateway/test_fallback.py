@@ -86,7 +86,7 @@ async def test_local_failures_go_to_an_upstream_that_serves_the_model(
     assert sample(app, "onepass_spills_total", reason=reason) == 1
 
     proxy.model_names = ()
-    app.runtime.catalog._upstream_read_at = float("-inf")
+    app.runtime.catalog._upstream_fresh_until_s = float("-inf")
     for refused in (await ask(http), await ask(alone)):
         assert refused.status_code == status and refused.json()["error"]["code"] == code
         assert refused.headers["x-onepass-backend"] == "double"
@@ -125,7 +125,7 @@ async def test_a_long_predicted_wait_spills(
     assert (answer.headers["x-onepass-backend"], answer.headers["x-onepass-reason"]) == ("upstream", "spill")
     assert sample(app, "onepass_spills_total", reason="spill") == 1
     proxy.model_names = ()
-    app.runtime.catalog._upstream_read_at = float("-inf")
+    app.runtime.catalog._upstream_fresh_until_s = float("-inf")
     assert (await ask(http)).headers["x-onepass-backend"] == "double"
 
 
