@@ -39,7 +39,7 @@ class RandomSource(TensorSource):
             rows, columns = shapes[name]
             shape = (-(-rows // BLOCK), -(-columns // BLOCK)) if block_scales else (rows, 1)
             self._shapes[f"{name}_scale"] = shape
-        self._blocks: dict[torch.device, torch.Tensor] = {}
+        self._blocks: dict[tuple[torch.device, torch.dtype, float], torch.Tensor] = {}
 
     def names(self) -> set[str]:
         return set(self._shapes)
@@ -65,19 +65,19 @@ class RandomSource(TensorSource):
                 self._fill(part, at, scale)
                 at = (at + part.numel()) % _BLOCK_ELEMENTS
             return
-        flat, block = out.view(-1), self._block(out.device)
+        flat, block = out.view(-1), self._block(out.device, out.dtype, scale)
         done = 0
         while done < flat.numel():
             count = min(flat.numel() - done, _BLOCK_ELEMENTS - at)
-            values = block[at : at + count] * scale
-            if out.dtype == torch.int8:
-                values = values.round_().clamp_(-127, 127)
-            flat[done : done + count].copy_(values)
+            flat[done : done + count].copy_(block[at : at + count])
             done, at = done + count, 0
 
-    def _block(self, device: torch.device) -> torch.Tensor:
-        """Standard normal numbers, fp32; drawn on the CPU, whose generator gives the same everywhere."""
-        if device not in self._blocks:
-            generator = torch.Generator().manual_seed(0)
-            self._blocks[device] = torch.randn(_BLOCK_ELEMENTS, generator=generator).to(device)
-        return self._blocks[device]
+    def _block(self, device: torch.device, dtype: torch.dtype, scale: float) -> torch.Tensor:
+        """Normal numbers; drawn on the CPU, whose generator gives the same everywhere."""
+        key = (device, dtype, scale)
+        if key not in self._blocks:
+            values = torch.randn(_BLOCK_ELEMENTS, generator=torch.Generator().manual_seed(0)).mul_(scale)
+            if dtype == torch.int8:
+                values = values.round_().clamp_(-127, 127)
+            self._blocks[key] = values.to(dtype).to(device)
+        return self._blocks[key]
