@@ -13,7 +13,9 @@ __all__ = ["Profile", "Sample", "choose_chunk_rows", "profile_run"]
 
 Sample = tuple[int, int, float]  # new tokens, cached tokens before them, seconds
 
-_LENGTHS = (16, 64, 160, 384, 768, 1536, 3072)
+# What says most comes first: a busy machine may not get to the rest.
+_LENGTHS = (384, 16, 1536, 64, 768, 3072, 160)
+_LEAST_SHAPES = 3
 _STEP_GOAL_S = 0.02  # of one chunk of rows in one layer: what a newcomer waits at most, with room for attention
 _LEAST_CHUNK_ROWS = 64
 
@@ -22,6 +24,7 @@ _LEAST_CHUNK_ROWS = 64
 class Profile:
     samples: list[Sample]
     longest_step_s: float
+    complete: bool  # there was time for all shapes
 
 
 def choose_chunk_rows(decoder: Decoder, head: LmHead | None) -> int:
@@ -47,19 +50,19 @@ def profile_run(
     budget_s: float,
     report: Callable[[float, str], None],
 ) -> Profile:
-    """Passes of growing length, each as often as ``budget_s`` allows (once to three times), the last with a cached
-    prefix where the pool has room for one."""
+    """Passes of several lengths, each once to three times, some behind a cached prefix where the pool has room for one.
+    Ends when ``budget_s`` is spent, but not before there is enough to tell a fixed cost from one by length."""
     samples: list[Sample] = []
     longest_step = 0.0
     shapes = [(n, 0) for n in _LENGTHS if n <= longest]
     cached_blocks = min(2048, longest // 2) // decoder.kv.page_tokens
     if 0 < cached_blocks <= decoder.kv.pool_pages:
-        shapes += [(64, cached_blocks), (384, cached_blocks)]
+        shapes += [(new, cached_blocks) for new in (64, 384) if new + cached_blocks * decoder.kv.page_tokens <= longest]
     spent = 0.0
     for i, (new, blocks) in enumerate(shapes):
+        if spent > budget_s and len(samples) >= _LEAST_SHAPES:
+            break
         cached = blocks * decoder.kv.page_tokens
-        if new + cached > longest:
-            continue
         times: list[float] = []
         while len(times) < 3:
             direct = DirectPass(decoder, head, [probe_job(decoder, head, new + cached, seed=i)], blocks)
@@ -71,6 +74,4 @@ def profile_run(
         # The least: neighbours and first touches only ever add.
         samples.append((new, cached, min(times)))
         report((i + 1) / len(shapes), "profile run")
-        if spent > budget_s:
-            break
-    return Profile(samples, longest_step)
+    return Profile(samples, longest_step, len(samples) == len(shapes))

@@ -161,7 +161,7 @@ def _job_times(
     profile = profile_run(decoder, head, longest=decoder.max_positions, budget_s=_PROFILE_BUDGET_S, report=report)
     times.fit(profile.samples)
     log.info("profile run: %s; longest step %.1f ms", times.describe(), profile.longest_step_s * 1e3)
-    if cache is not None:
+    if cache is not None and profile.complete:
         try:
             cache.parent.mkdir(parents=True, exist_ok=True)
             cache.write_text(json.dumps({"key": key, "times": times.to_dict()}))
