@@ -97,9 +97,9 @@ def lm_head_readout_torch(
     """`lm_head_readout` in torch, over chunks of rows: the reference and the CPU path."""
     rows, vocab, device = hidden.shape[0], weight.shape[0], hidden.device
     result = empty_readout(rows, top_k, targets, named_ids, device)
-    chunk = max(ROW_MULTIPLE, WORKSPACE_BYTES // (hidden.element_size() * vocab) // ROW_MULTIPLE * ROW_MULTIPLE)
+    chunk = max(ROW_MULTIPLE, WORKSPACE_BYTES // (4 * vocab) // ROW_MULTIPLE * ROW_MULTIPLE)
     for start in range(0, rows, chunk):
-        products = padded_linear(hidden[start : start + chunk], weight)
+        products = head_logits(hidden[start : start + chunk], weight)
         # A few rows at a time: their fp32 logits stay in memory that is warm.
         for first in range(start, min(start + chunk, rows), _REDUCED_ROWS):
             part = slice(first, min(first + _REDUCED_ROWS, start + chunk, rows))
@@ -112,7 +112,9 @@ def lm_head_readout_torch(
                 logits = logits + bias
             if allowed is not None:
                 logits = logits.masked_fill(~allowed, float("-inf"))
-            result.lse[part] = torch.logsumexp(logits, -1)
+            # A row by itself torch would add up in parts, one a thread; beside a copy it has the bits it has in company.
+            beside = logits if len(logits) > 1 else logits.expand(2, -1)
+            result.lse[part] = torch.logsumexp(beside, -1)[: len(logits)]
             if targets is not None and result.target_logit is not None and result.target_rank is not None:
                 picked = logits.gather(1, targets[part, None])
                 result.target_logit[part] = picked[:, 0]
@@ -125,13 +127,16 @@ def lm_head_readout_torch(
     return result
 
 
-def _products(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """hidden · weightᵀ, fp32 [n, V]; the C++ kernel does not round to the model's dtype on the way."""
+def head_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """hidden[n, H] · weight[V, H]ᵀ, [n, V], each row as it is alone: fp32 where the C++ kernel runs, else hidden's dtype.
+
+    The C++ kernel takes for a few rows as long as reading the weight takes; torch computes 16 at least.
+    """
     native = use_native("linear", hidden)
     if native is not None and weight.dtype == hidden.dtype and hidden.shape[1] % native.LINEAR_MULTIPLE == 0:
         logits: torch.Tensor = native.linear(hidden, weight)
         return logits
-    return padded_linear(hidden, weight).float()
+    return padded_linear(hidden, weight)
 
 
 def empty_readout(

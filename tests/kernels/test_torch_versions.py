@@ -165,6 +165,17 @@ def test_lm_head_readout(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) ->
     assert bool((read.target_rank <= (logits > marks - margin).sum(1).clamp(min=1)).all())
 
 
+def test_a_readout_does_not_depend_on_the_rows_beside_it() -> None:
+    """Single rows included, which torch would add up in parts, one a thread: that shows in a few of many."""
+    hidden, weight = randn(70, 32, dtype=torch.bfloat16), randn(49152, 32, seed=1, dtype=torch.bfloat16) / 3
+    targets = torch.arange(70)
+    together = lm_head_readout_torch(hidden, weight, targets=targets, top_k=3)
+    for first, last in [(i, i + 1) for i in range(70)] + [(31, 34), (32, 49), (1, 70)]:
+        alone = lm_head_readout_torch(hidden[first:last], weight, targets=targets[first:last], top_k=3)
+        for name in ("lse", "target_logit", "target_rank", "top_values", "top_ids"):
+            assert torch.equal(getattr(alone, name), getattr(together, name)[first:last]), f"{name} {first} {last}"
+
+
 def test_lm_head_readout_refuses_what_does_not_fit() -> None:
     hidden, weight, ids = torch.ones(2, 8), torch.ones(5, 8), torch.zeros(3, dtype=torch.int64)
     for wrong in ({"top_k": 6}, {"top_k": -1}, {"targets": ids}, {"bias": ids.float()}, {"allowed": ids > 0}):
