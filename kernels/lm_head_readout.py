@@ -128,7 +128,7 @@ def lm_head_readout_torch(
 
 
 def head_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """hidden[n, H] · weight[V, H]ᵀ, [n, V], each row as it is alone: fp32 where the C++ kernel runs, else hidden's dtype.
+    """hidden[n, H] · weight[V, H]ᵀ, [n, V], a row as it is alone; fp32 where the C++ kernel runs, else hidden's dtype.
 
     The C++ kernel takes for a few rows as long as reading the weight takes; torch computes 16 at least.
     """
