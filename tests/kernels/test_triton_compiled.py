@@ -75,3 +75,8 @@ def test_requests_launch_nothing_that_warm_up_did_not_compile(compiled: dict) ->
     late = {tuple(kernel) for kernel in compiled["requested"]} - warm
     assert not late, f"compiled on a request: {sorted(name for name, _ in late)}"
     assert {name for name, _ in compiled["requested"]} == {name for name, _ in warm}
+
+
+@pytest.mark.slow
+def test_a_late_compilation_is_counted_once(compiled: dict) -> None:
+    assert compiled["counted"] == {"_rms_norm_kernel": 1}
