@@ -39,6 +39,7 @@ from gateway.runtime import Runtime
 from gateway.text_pool import INLINE_BYTES
 from gateway.wire import sse
 from gateway.wire.api import Caller, Head, Prepared, TextApi
+from gateway.wire.fields import field_error
 
 __all__ = ["answer", "forward"]
 
@@ -120,7 +121,7 @@ def decode_peek(body: bytes) -> Peek:
     try:
         return _peek.decode(body)
     except msgspec.ValidationError as exc:
-        raise InvalidRequest(f"The body must be a JSON object: {exc}.") from None
+        raise field_error(exc) from None
     except msgspec.DecodeError as exc:
         raise InvalidRequest(f"The body is not valid JSON: {exc}") from None
     except UnicodeDecodeError:

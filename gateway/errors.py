@@ -32,6 +32,8 @@ __all__ = [
     "from_exception",
 ]
 
+_MESSAGE_CHARS = 1000
+
 
 class ApiError(Exception):
     """A status and the four fields of OpenAI's error object."""
@@ -176,8 +178,10 @@ def retry_after(seconds: float) -> dict[str, str]:
 
 
 def envelope(error: ApiError) -> bytes:
+    """Messages repeat what they are about, and that may be megabytes of somebody's request: they are cut."""
+    message = error.message if len(error.message) <= _MESSAGE_CHARS else f"{error.message[:_MESSAGE_CHARS]}…"
     return msgspec.json.encode(
-        {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
+        {"error": {"message": message, "type": error.type, "param": error.param, "code": error.code}}
     )
 
 

@@ -21,6 +21,7 @@ __all__ = [
     "check_ids",
     "check_range",
     "decode_request",
+    "field_error",
     "named_token_ids",
     "sampling_of",
     "stop_rules_of",
@@ -101,7 +102,7 @@ def decode_request(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as exc:
-        raise _field_error(str(exc)) from None
+        raise field_error(exc) from None
     except msgspec.DecodeError as exc:
         raise InvalidRequest(f"The body is not valid JSON: {exc}") from None
     except UnicodeDecodeError:
@@ -110,7 +111,9 @@ def decode_request(body: bytes, kind: type[T]) -> T:
         raise InvalidRequest("The body is nested too deeply.") from None
 
 
-def _field_error(text: str) -> InvalidRequest:
+def field_error(exc: msgspec.ValidationError) -> InvalidRequest:
+    """Names the field that a value of the wrong type or size stands in."""
+    text = str(exc)
     at = _AT.search(text)
     path = at.group(1).removeprefix("$").removeprefix(".") if at else ""
     message = _AT.sub("", text)
@@ -130,11 +133,19 @@ def check_range(name: str, value: float | None, low: float, high: float, *, open
     kind = "integer" if isinstance(value, int) else "decimal"
     if value > high:
         raise InvalidRequest(
-            f"{name} must be at most {high:g}, not {value:g}.", param=name, code=f"{kind}_above_max_value"
+            f"{name} must be at most {_shown(high)}, not {_shown(value)}.", param=name, code=f"{kind}_above_max_value"
         )
     if value < low or (open_low and value == low) or value != value:
-        bound = f"above {low:g}" if open_low else f"at least {low:g}"
-        raise InvalidRequest(f"{name} must be {bound}, not {value:g}.", param=name, code=f"{kind}_below_min_value")
+        bound = f"above {_shown(low)}" if open_low else f"at least {_shown(low)}"
+        raise InvalidRequest(
+            f"{name} must be {bound}, not {_shown(value)}.", param=name, code=f"{kind}_below_min_value"
+        )
+
+
+def _shown(number: float) -> str:
+    """JSON's integers have any length, also beyond what a float can hold."""
+    text = str(number) if isinstance(number, int) else f"{number:g}"
+    return text if len(text) <= 24 else f"{text[:24]}…"
 
 
 def check_ids(name: str, ids: list[int], vocab_size: int) -> None:

@@ -148,3 +148,26 @@ async def test_numbers_beyond_floats(name: str, value: str) -> None:
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://double") as http:
         answer = await http.post("/v1/completions", content=raw)
     assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    "name", ["n", "seed", "top_k", "priority", "min_tokens", "truncate_prompt_tokens", "max_tokens"]
+)
+@pytest.mark.parametrize("value", [f"{sign}{'9' * digits}" for sign in ("", "-") for digits in (30, 400, 5000)])
+async def test_integers_beyond_floats(name: str, value: str) -> None:
+    raw = f'{{"prompt":"x","max_tokens":1,"{name}":{value}}}'.encode()
+    app = double_app([DoublePrefill()])
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://double") as http:
+        answer = await http.post("/v1/completions", content=raw)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == name and len(error["message"]) < 1100
+
+
+async def test_messages_do_not_repeat_megabytes() -> None:
+    app = double_app([DoublePrefill()])
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://double") as http:
+        answer = await http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1, "model": "m" * 2_000_000})
+    assert answer.status_code == 404
+    assert len(answer.content) < 2000
+    assert answer.json()["error"]["code"] == "model_not_found"
