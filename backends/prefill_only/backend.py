@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,7 @@ from backends.base import (
 )
 from backends.prefill_only.engine import EngineJob
 from backends.prefill_only.metrics import EngineMetrics, SchedulerCollector
+from backends.prefill_only.models.progress import ProgressDisplay
 from backends.prefill_only.models.spec import ModelSpec
 from backends.prefill_only.settings import EngineSettings
 from backends.prefill_only.startup import Started, start_engine
@@ -56,6 +58,7 @@ class PrefillOnlyBackend(PrefillBackend):
         self._started: Started | None = None
         self._failure: str | None = None
         self._progress = "not started"
+        self._display = ProgressDisplay(sys.stderr, log.info)
         self._loaded = asyncio.Event()
         self._draining = False
         self._created = int(time.time())
@@ -68,7 +71,9 @@ class PrefillOnlyBackend(PrefillBackend):
 
         def load() -> None:
             try:
-                self._started = start_engine(self._settings, self._metrics, self._report)
+                started = start_engine(self._settings, self._metrics, self._report)
+                self._display.close()
+                self._started = started
             except Exception as error:
                 log.debug("start failed", exc_info=True)
                 self._failure = f"{type(error).__name__}: {error}"
@@ -161,7 +166,7 @@ class PrefillOnlyBackend(PrefillBackend):
 
     def _report(self, fraction: float, message: str) -> None:
         self._progress = f"{message} {fraction:.0%}"
-        log.info("%s", self._progress)
+        self._display(fraction, message)
 
     def _scheduler_stats(self) -> Mapping[str, float]:
         return {} if self._started is None else self._started.engine.stats()

@@ -20,7 +20,6 @@ from backends.prefill_only.engine import Engine
 from backends.prefill_only.kv_pages import KvPages
 from backends.prefill_only.memory import PAGE_TOKENS, MemoryPlan, free_bytes, plan_memory
 from backends.prefill_only.metrics import EngineMetrics
-from backends.prefill_only.models.linear import Linear
 from backends.prefill_only.models.loader import LoadedModel, load
 from backends.prefill_only.models.spec import ModelSpec
 from backends.prefill_only.models.weights import ModelWeights
@@ -139,8 +138,6 @@ def start_engine(settings: EngineSettings, metrics: EngineMetrics, report: Repor
 def _lm_head(spec: ModelSpec, weights: ModelWeights) -> LmHead | None:
     if weights.lm_head is None:  # a classifier, or an embedding model
         return None
-    if not isinstance(weights.lm_head, Linear):
-        raise ValueError("a language-model head stored in 8 bits is not supported: keep lm_head out of quantisation")
     return LmHead(weights.lm_head, soft_cap=spec.final_soft_cap, scale=spec.logit_scale)
 
 
