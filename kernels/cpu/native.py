@@ -258,6 +258,7 @@ def rope_(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor, *, interleaved: bool = False
 ) -> torch.Tensor:
     """`kernels.rope.rope_`."""
+    cos, sin, positions = cos.contiguous(), sin.contiguous(), positions.contiguous()
     args = _RopeArgs(
         _DTYPES[x.dtype],
         x.data_ptr(), x.data_ptr(),
@@ -283,11 +284,12 @@ def rope_kv_write(
     interleaved: bool = False,
 ) -> None:
     """`kernels.kv_write.kv_write`."""
-    turned = cos is not None and sin is not None and positions is not None
+    slots = slots.contiguous()
     both = (_RopeArgs * 2)()
-    for i, (x, pages, turn) in enumerate(((k, k_pages, turned), (v, v_pages, False))):
+    for i, (x, pages) in enumerate(((k, k_pages), (v, v_pages))):
         tables: tuple[object, ...] = (None, None, 0, None, False)
-        if turn and cos is not None and sin is not None and positions is not None:
+        if i == 0 and cos is not None and sin is not None and positions is not None:
+            cos, sin, positions = cos.contiguous(), sin.contiguous(), positions.contiguous()
             is_int64 = positions.dtype == torch.int64
             tables = (cos.data_ptr(), sin.data_ptr(), cos.stride(0), positions.data_ptr(), is_int64)
         both[i] = _RopeArgs(
