@@ -112,7 +112,7 @@ def lm_head_readout_torch(
                 logits = logits + bias
             if allowed is not None:
                 logits = logits.masked_fill(~allowed, float("-inf"))
-            # A row by itself torch would add up in parts, one a thread; beside a copy it has the bits it has in company.
+            # A row by itself torch would add up in parts, one a thread; beside a copy it has the bits of company.
             beside = logits if len(logits) > 1 else logits.expand(2, -1)
             result.lse[part] = torch.logsumexp(beside, -1)[: len(logits)]
             if targets is not None and result.target_logit is not None and result.target_rank is not None:

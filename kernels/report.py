@@ -30,12 +30,6 @@ from kernels.gated_act import KINDS, Kind
 
 ARCHITECTURES = (80, 89, 90, 100)
 
-#: Shared memory a program may have, in bytes.
-SHARED_LIMIT = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10}
-
-# The product of 16-bit operands that an architecture's peak rate needs.
-_TENSOR_CORE = {80: "mma.sync", 89: "mma.sync", 90: "wgmma", 100: "tcgen05"}
-
 _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
@@ -208,16 +202,26 @@ def problems(facts: CompiledFacts, arch: int, dtype: torch.dtype) -> list[str]:
     found = []
     if facts.spill_bytes:
         found.append(f"spills {facts.spill_bytes} bytes")
-    if facts.shared_bytes > SHARED_LIMIT[arch]:
-        found.append(f"{facts.shared_bytes} bytes of shared memory, {SHARED_LIMIT[arch]} are there")
+    if facts.shared_bytes > shared_limit(arch):
+        found.append(f"{facts.shared_bytes} bytes of shared memory, {shared_limit(arch)} are there")
     if facts.scratch_bytes:
         found.append(f"a launch allocates {facts.scratch_bytes} bytes")
     if _is_product(facts.kernel):
+        wanted = tensor_core(arch)
         # fp32 is for checking, not for speed: any tensor-core product will do.
-        wanted = set(_TENSOR_CORE.values()) if dtype == torch.float32 else {_TENSOR_CORE[arch]}
-        if facts.tensor_core not in wanted:
-            found.append(f"no {_TENSOR_CORE[arch]} but {facts.tensor_core or 'scalar products'}")
+        if facts.tensor_core != wanted and (dtype != torch.float32 or not facts.tensor_core):
+            found.append(f"no {wanted} but {facts.tensor_core or 'scalar products'}")
     return found
+
+
+def shared_limit(arch: int) -> int:
+    """Bytes of shared memory that a program may have on sm_`arch`; the least that any GPU has if it is not known."""
+    return {80: 163, 87: 163, 90: 227, 100: 227, 103: 227}.get(arch, 99) << 10
+
+
+def tensor_core(arch: int) -> str:
+    """The product of 16-bit operands that sm_`arch` needs for its peak rate."""
+    return {9: "wgmma", 10: "tcgen05"}.get(arch // 10, "mma.sync")
 
 
 def _is_product(kernel: str) -> bool:
