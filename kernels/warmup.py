@@ -148,7 +148,8 @@ def launch_all(
     for weight, scale in quantised:
         x = zeros(_ROWS, weight.shape[1])
         (int8_linear if weight.dtype == torch.int8 else fp8_linear)(x, weight, scale)
-    head, targets = zeros(model.vocab_size, model.hidden_size), zeros(_ROWS, dtype=torch.int64)
+    # One row stands for all of a weight: no memory is taken that a full device would lack.
+    head, targets = zeros(1, model.hidden_size).expand(model.vocab_size, -1), zeros(_ROWS, dtype=torch.int64)
     for top_k in (0, 1):
         lm_head_readout(hidden, head, targets=targets, top_k=top_k, soft_cap=model.final_soft_cap)
 
@@ -197,8 +198,7 @@ def _expert_ops(experts: Experts, hidden: torch.Tensor, biases: bool) -> None:
     offsets[0] = 0
 
     def product(x: torch.Tensor, channels: int, **options: torch.Tensor) -> torch.Tensor:
-        # One expert's weight stands for all.
-        weight = torch.zeros(channels, x.shape[1], dtype=dtype, device=device).expand(experts.num_experts, -1, -1)
+        weight = torch.zeros(1, x.shape[1], dtype=dtype, device=device).expand(experts.num_experts, channels, -1)
         bias = torch.zeros(experts.num_experts, channels, dtype=dtype, device=device) if biases else None
         return moe_grouped_gemm(x, weight, offsets, bias=bias, **options)
 
