@@ -18,6 +18,7 @@ _BENCHES = {
         "loadtest.invariance_bench",
         "largest difference that company makes to a request's log-probabilities",
     ),
+    "simulation": ("loadtest.simulation_bench", "predicted job times and simulated latencies beside measured ones"),
     "kernels": ("kernels.bench", "each op beside torch's best equivalent"),
 }
 
