@@ -16,7 +16,7 @@ import torch
 from backends.base import BadLogits, PromptLogprobs, Sampling, TokenLogprob
 from backends.prefill_only.models.linear import Linear
 from backends.prefill_only.rows import ROW_ALIGN, padded
-from kernels.lm_head_readout import lm_head_readout
+from kernels.lm_head_readout import head_logits, lm_head_readout
 
 __all__ = ["FLOOR", "ROWS_AT_ONCE", "LmHead", "NextToken", "NextTokenAsk", "ScoredRow", "collect_prompt"]
 
@@ -45,6 +45,8 @@ class LmHead:
     """The output projection of a model, ``[vocab, hidden]``."""
 
     def __init__(self, linear: Linear, *, soft_cap: float = 0.0, scale: float = 1.0) -> None:
+        if linear.bias is not None:
+            raise ValueError("a language-model head with a bias is not supported")
         self._linear, self._soft_cap, self._scale = linear, soft_cap, scale
         self.vocab = linear.out_features
 
@@ -52,10 +54,9 @@ class LmHead:
         """float32 ``[padded rows, vocab]`` for at most ``ROWS_AT_ONCE`` normed rows ``[rows, hidden]``.
 
         Reductions over it stay padded too: torch splits a row among threads only when there are few rows."""
-        rows = hidden.shape[0]
-        if rows % ROW_ALIGN:
-            hidden = torch.cat([hidden, hidden.new_zeros(padded(rows) - rows, hidden.shape[1])])
-        logits = self._linear(hidden).float()
+        logits = head_logits(hidden, self._linear.weight).float()
+        if rows := -hidden.shape[0] % ROW_ALIGN:
+            logits = torch.cat([logits, logits.new_zeros(rows, self.vocab)])
         if self._scale != 1.0:
             logits *= self._scale
         if self._soft_cap:
