@@ -104,7 +104,8 @@ def _attention(dtype: torch.dtype, head_dim: int, *, everything: bool) -> Callab
 def _rms_norm(shape: tuple[int, ...], dtype: torch.dtype, *, residual: bool) -> Callable[[], object]:
     def call() -> object:
         x, weight = torch.empty(shape, dtype=dtype), torch.empty(shape[-1], dtype=dtype)
-        return triton_rms_norm.rms_norm(x, weight, 1e-5, residual=x if residual else None, offset=0.0, out=x)
+        out = torch.empty_like(x)
+        return triton_rms_norm.rms_norm(x, weight, 1e-5, residual=x if residual else None, offset=0.0, out=out)
 
     return call
 

@@ -31,6 +31,7 @@ def rms_norm(
         _rms_norm_kernel, (triton.cdiv(n * heads, rows),), x.device,
         parts[0], parts[1], parts[2], weight, eps, offset, n * heads, heads, *strides,
         SIZE=size, BLOCK=block, ROWS=rows, HAS_RESIDUAL=residual is not None,
+        IN_PLACE=residual is not None and out.data_ptr() == x.data_ptr(),
         num_warps=min(16, max(4, rows * block // 1024)),
     )  # fmt: skip
     return out
@@ -46,6 +47,7 @@ def _rms_norm_kernel(
     x, out, residual, weight, eps, offset, count, heads,
     stride_xn, stride_xh, stride_on, stride_oh, stride_rn, stride_rh,
     SIZE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    IN_PLACE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     dims = tl.arange(0, BLOCK)
@@ -57,7 +59,9 @@ def _rms_norm_kernel(
     if HAS_RESIDUAL:
         added = tl.load(residual + n * stride_rn + head * stride_rh + dims[None, :], mask=mask, other=0.0)
         total = rounded(wide + added.to(tl.float32), x.dtype.element_ty)
-        tl.store(x_ptrs, total, mask=mask)
+        # Where the result replaces the sum, two stores to one place could meet in either order.
+        if not IN_PLACE:
+            tl.store(x_ptrs, total, mask=mask)
         wide = total.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, 1) / SIZE + eps)
     factor = tl.load(weight + dims, mask=dims < SIZE, other=0.0).to(tl.float32) + offset
