@@ -31,8 +31,10 @@ def running_llama(model: Path) -> Iterator[str]:
     """Root URL of a llama.cpp server for ``model``, which calls it ``smollm2-generating``."""
     port = free_port()
     arguments = ["--model", str(model), "--model_alias", _UPSTREAM_MODEL, "--host", "127.0.0.1", "--port", str(port)]
+    # Its threads spin while they wait: more than one would take the cores that the gateway is measured on.
+    arguments += ["--n_threads", "1", "--n_threads_batch", "1", "--n_ctx", "2048", "--verbose", "False"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "llama_cpp.server", *arguments, "--n_ctx", "2048", "--verbose", "False"],
+        [sys.executable, "-m", "llama_cpp.server", *arguments],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
