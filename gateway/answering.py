@@ -46,6 +46,7 @@ __all__ = ["answer", "forward"]
 log = logging.getLogger("onepass.gateway")
 
 _BYTES_PER_SCORED_ROW = 64  # shaping a scored prompt position costs about as much as tokenising so many bytes
+_BYTES_PER_ENTRY = 32  # and one of the scores in a choice, about so many
 _peek = msgspec.json.Decoder(Peek)
 
 _FALLBACK_REASONS: tuple[tuple[type[BackendError], str], ...] = (
@@ -250,7 +251,8 @@ async def _shape(
             return sse.stream(api.events(prepared, results, head))
         return encode_json(api.answer(prepared, results, head))
 
-    return await runtime.text.run(prepared.scored_rows * _BYTES_PER_SCORED_ROW, shape)
+    size = prepared.scored_rows * _BYTES_PER_SCORED_ROW + prepared.choice_entries * _BYTES_PER_ENTRY
+    return await runtime.text.run(size, shape)
 
 
 def _timing(results: Sequence[PrefillResult]) -> Timing:

@@ -17,6 +17,7 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from backends.base import PrefillResult, Readout, Sampling, Tokenizer, TokenLogprob
@@ -88,15 +89,16 @@ class ClosedSet:
         ]
         normalised = _normalised(weights)
         report = self._report(normalised)
-        choices = []
-        for i in _draws(biased, sampling):
+        spelled: dict[int, Choice] = {}
+        draws = _draws(biased, sampling)
+        for i in set(draws):
             leaf = self.leaves[i]
             emitted = leaf.token_ids if max_tokens is None else leaf.token_ids[:max_tokens]
             whole = len(emitted) == len(leaf.token_ids)
             tokens = self._trace(emitted, normalised, top_logprobs or 0, named)
             text = self.options[leaf.option] if whole else _spelled(emitted, tokenizer)
-            choices.append(Choice(text, "stop" if whole else "length", None, tokens, report))
-        return choices
+            spelled[i] = Choice(text, "stop" if whole else "length", None, tokens, report)
+        return [spelled[i] for i in draws]
 
     def _report(self, normalised: Sequence[float]) -> dict[str, Any]:
         by_option: list[list[float]] = [[] for _ in self.options]
@@ -179,7 +181,7 @@ def plan_closed_set(
         firsts.setdefault(option_ids[0], []).append(i)
     if len(firsts) == len(ids):
         return ClosedSet("first_tokens", tuple(options), ids, own)
-    begun = any(a != b and b[: len(a)] == a for a in ids for b in ids)
+    begun = _one_begins_another(ids)
     end = min(tokenizer.eos_token_ids, default=None) if begun else None
     if begun and end is None:
         raise InvalidRequest(
@@ -189,6 +191,12 @@ def plan_closed_set(
         )
     colliding = tuple(i for group in firsts.values() if len(group) > 1 for i in group)
     return ClosedSet("full_options", tuple(options), ids, own, end, colliding)
+
+
+def _one_begins_another(sequences: Sequence[tuple[int, ...]]) -> bool:
+    """In order, whatever begins others is followed at once by one of them."""
+    ordered = sorted(sequences)
+    return any(b[: len(a)] == a for a, b in pairwise(ordered))
 
 
 def continuation_ids(option: str, tokenizer: Tokenizer, *, param: str, vocabulary: VocabularyIndex) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from gateway.catalog import Served
 from gateway.closed_set import ClosedSet, plan_closed_set
 from gateway.errors import InvalidRequest, NotLocally, UnsupportedParameter
 from gateway.routing import Route
+from gateway.wire.bounds import check_entries, check_passes
 from gateway.wire.choices import Choice, one_token_choices
 from gateway.wire.fields import (
     CommonFields,
@@ -70,6 +71,7 @@ class Prepared:
     stream: bool
     include_usage: bool
     continuous_usage: bool  # on every event, with what has been answered so far
+    entries_per_choice: int  # tokens and options with a score of their own, of the longest choice
 
     @property
     def jobs_per_prompt(self) -> int:
@@ -77,8 +79,13 @@ class Prepared:
 
     @property
     def scored_rows(self) -> int:
-        """Prompt positions whose log-probabilities are in the answer: what makes an answer big."""
+        """Prompt positions whose log-probabilities are computed: what makes an answer of few choices big."""
         return sum(len(job.token_ids) for job in self.jobs if job.readout.prompt_logprobs is not None)
+
+    @property
+    def choice_entries(self) -> int:
+        """Scores in all choices together: what makes an answer of many choices big."""
+        return len(self.prompts) * self.sampling.n * self.entries_per_choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +136,10 @@ def assemble(
     max_stops: int,
     top_logprobs: int | None,
     prompt_logprobs: int | None,
+    repeats_prompt: bool = False,
 ) -> Prepared:
-    """Checks what the two APIs share and builds the jobs. ``max_tokens`` 0 draws nothing."""
+    """Checks what the two APIs share and builds the jobs. ``max_tokens`` 0 draws nothing. ``repeats_prompt``: every
+    choice holds its prompt's tokens."""
     check_common(request)
     tokenizer = served.tokenizer
     rules = stop_rules_of(request, tokenizer, max_stops=max_stops, max_tokens=max_tokens)
@@ -142,6 +151,12 @@ def assemble(
         _check_closed_set(request, rules)
         closed_set = plan_closed_set(options, tokenizer, served.vocabulary, param=options_param)
         _check_fits(closed_set, max_tokens, options_param)
+        lengths = [len(prompt.token_ids) for prompt in prompts]
+        check_passes(closed_set, lengths, served.info.max_model_len, options_param)
+    entries_per_choice = _entries_per_choice(closed_set, max_tokens, top_logprobs, named)
+    if repeats_prompt and sampling.n > 1:
+        entries_per_choice += max(len(prompt.token_ids) for prompt in prompts) * (1 + (prompt_logprobs or 0))
+    check_entries(entries_per_choice, len(prompts), sampling.n, "n" if sampling.n > 1 else options_param)
     readout = Readout(
         sampling=None if max_tokens == 0 else sampling,
         top_logprobs=0 if max_tokens == 0 else top_logprobs or 0,
@@ -179,7 +194,18 @@ def assemble(
         stream=bool(request.stream),
         include_usage=bool(options_of_stream.include_usage),
         continuous_usage=bool(options_of_stream.include_usage and options_of_stream.continuous_usage_stats),
+        entries_per_choice=entries_per_choice,
     )
+
+
+def _entries_per_choice(
+    closed_set: ClosedSet | None, max_tokens: int | None, top_logprobs: int | None, named: Sequence[int]
+) -> int:
+    beside = 0 if top_logprobs is None else top_logprobs + len(named)
+    if closed_set is None:
+        return 1 + beside
+    longest = closed_set.longest if max_tokens is None else min(closed_set.longest, max_tokens)
+    return len(closed_set.options) + longest * (1 + beside)
 
 
 def _check_closed_set(request: CommonFields, rules: StopRules) -> None:

@@ -63,6 +63,7 @@ class CompletionsApi(TextApi):
             max_stops=MAX_STOPS,
             top_logprobs=k,
             prompt_logprobs=max(asked, default=None),
+            repeats_prompt=bool(request.echo or request.return_token_ids or request.prompt_logprobs is not None),
         )
 
     def answer(self, prepared: Prepared, results: Sequence[PrefillResult], head: Head) -> dict[str, Any]:
