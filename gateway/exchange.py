@@ -8,7 +8,7 @@ from typing import Any
 
 from backends.base import Timing
 
-__all__ = ["GATEWAY", "UPSTREAM", "Exchange", "Receive", "Scope", "Send", "exchange_of", "header"]
+__all__ = ["GATEWAY", "UPSTREAM", "Exchange", "Headers", "Receive", "Scope", "Send", "exchange_of", "header"]
 
 Scope = Any  # Litestar and uvicorn type the same dictionaries and callables differently
 Receive = Any

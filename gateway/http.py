@@ -19,6 +19,7 @@ __all__ = ["DisconnectGuard", "check_json_content_type", "decoded_body", "encode
 
 _DISCARD_FACTOR = 4  # how many times the limit is read and thrown away, so that the client gets to see the refusal
 _CHUNK_BYTES = 1 << 20
+_MOST_CODINGS = 3  # each may unpack to the whole limit, and the header that names them is short
 _BODY_TIMEOUT_S = 120.0  # for a body that is read here; what is streamed to the upstream has no limit
 
 encode_json = msgspec.json.Encoder().encode
@@ -90,9 +91,13 @@ def decoded_body(body: bytes, headers: Headers, limit_bytes: int) -> bytes:
     value = header(headers, b"content-encoding")
     if value is None:
         return body
-    for coding in reversed([c.strip().lower() for c in value.split(b",")]):
-        if coding in (b"", b"identity"):
-            continue
+    codings = [c.strip().lower() for c in value.split(b",")]
+    applied = [coding for coding in codings if coding not in (b"", b"identity")]
+    if len(applied) > _MOST_CODINGS:
+        raise UnsupportedMediaType(
+            f"The body has {len(applied)} content encodings on top of each other; at most {_MOST_CODINGS} are undone."
+        )
+    for coding in reversed(applied):
         decode = _DECODERS.get(coding)
         if decode is None:
             shown = coding[:32].decode("ascii", "replace")

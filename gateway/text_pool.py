@@ -24,7 +24,7 @@ class TextPool:
         self._medium = ThreadPoolExecutor(2, thread_name_prefix="onepass-text")
         self._large = ThreadPoolExecutor(2, thread_name_prefix="onepass-large-text")
 
-    async def run(self, size_bytes: int, work: Callable[[], T]) -> T:
+    async def run(self, size_bytes: float, work: Callable[[], T]) -> T:
         """``work()``, in place or on a thread by the size of what it reads."""
         if size_bytes <= INLINE_BYTES:
             return work()

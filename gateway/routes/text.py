@@ -7,11 +7,11 @@ from typing import Any
 
 from litestar.handlers import ASGIRouteHandler
 
-from gateway.answering import answer, decode_peek, forward
+from gateway.answering import answer, forward, read_json
 from gateway.catalog import Served
 from gateway.errors import ModelNotFound
 from gateway.exchange import Receive, Scope, Send, exchange_of
-from gateway.http import check_json_content_type, decoded_body, encode_json, read_body, send_answer
+from gateway.http import check_json_content_type, encode_json, read_body, send_answer
 from gateway.routes.bare import Handler, bare_route
 from gateway.runtime import Runtime
 from gateway.wire.api import TextApi
@@ -45,8 +45,8 @@ def _tokens(route: str, work: Callable[[bytes, Served], dict[str, Any]], runtime
         check_json_content_type(scope["headers"])
         limit = runtime.settings.max_body_bytes
         raw = await read_body(receive, scope["headers"], limit)
-        body = decoded_body(raw, scope["headers"], limit)
-        model = decode_peek(body).model
+        body, peek = await read_json(runtime, raw, scope["headers"])
+        model = peek.model
         served = runtime.catalog.find(model) if model is None or isinstance(model, str) else None
         if served is None:
             if runtime.world.upstream:

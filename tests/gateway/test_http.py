@@ -16,7 +16,7 @@ import pytest
 import zstandard
 
 from gateway.app import Application
-from gateway.errors import ClientGone, PayloadTooLarge, RequestTimeout
+from gateway.errors import ClientGone, PayloadTooLarge, RequestTimeout, UnsupportedMediaType
 from gateway.http import DisconnectGuard, decoded_body, read_body
 from tests.gateway.double import MODEL, DoublePrefill, double_app
 
@@ -68,6 +68,19 @@ def test_a_bomb_stops_at_the_limit(coding: str) -> None:
     bomb = ENCODERS[coding](bytes(50_000_000))
     with pytest.raises(PayloadTooLarge):
         decoded_body(bomb, [(b"content-encoding", coding.encode())], 1_000_000)
+
+
+def test_codings_on_top_of_each_other_have_a_bound() -> None:
+    """A short header may name thousands, each of which may unpack to the whole limit."""
+    body = b"{}"
+    for layers in range(1, 5):
+        body = zlib.compress(body)
+        headers = [(b"content-encoding", b"identity, " + b", ".join([b"deflate"] * layers))]
+        if layers <= 3:
+            assert decoded_body(body, headers, 1000) == b"{}"
+        else:
+            with pytest.raises(UnsupportedMediaType, match="4 content encodings"):
+                decoded_body(body, headers, 1000)
 
 
 @pytest.mark.parametrize("coding", [c for c in ENCODERS if c != "identity"])
