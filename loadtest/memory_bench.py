@@ -3,7 +3,8 @@
 Three ways to compute the same next-token distribution of one prompt on the same random weights: Onepass's pass; a
 forward that keeps all layers' KV and full activations, as a server that is about to generate does; and transformers.
 What is printed is what a pass adds to the weights: the peak resident size (on a GPU, the allocator's peak) after the
-pass less the size before it. The formula's line is ``T · (hidden + 2 · kv_heads · head_dim) · bytes`` and one chunk.
+pass less the size before it. The formula's line is ``T · (hidden + 2 · kv_heads · head_dim) · bytes``, one chunk, and one
+read of the head.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from backends.prefill_only.models.spec import ModelSpec
 from backends.prefill_only.models.weights import ModelWeights
 from backends.prefill_only.prefill_pass import PassJob
 from backends.prefill_only.readout import LmHead
+from backends.prefill_only.rows import ROW_ALIGN
 from loadtest.plain_forward import PlainForward
 
 __all__ = ["main"]
@@ -132,7 +134,8 @@ def _point(way: str, shape: str, tokens: int) -> dict[str, float]:
 
 def _formula(shape: str, tokens: int) -> int:
     spec, _ = config_spec(_config(shape))
-    return tokens * pass_bytes_per_token(spec, 2) + Decoder.chunk_bytes(spec, _CHUNK_ROWS, 2)
+    head = 2 * ROW_ALIGN * spec.vocab_size * 4  # logits of the fewest rows that are computed, and their exponentials
+    return tokens * pass_bytes_per_token(spec, 2) + Decoder.chunk_bytes(spec, _CHUNK_ROWS, 2) + head
 
 
 def _draw(rows: Sequence[dict[str, object]], path: Path) -> None:

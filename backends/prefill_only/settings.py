@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 __all__ = ["EngineSettings", "SettingsError"]
@@ -35,7 +36,7 @@ class EngineSettings:
     fairness: float  # λ: seconds of remaining time that a second of waiting outweighs
     default_deadline_s: float | None
     control_tokens_in_content: bool
-    profile_cache: str  # file that keeps fitted job times; empty: none
+    profile_cache: Path | None  # directory that keeps fitted job times
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> EngineSettings:
@@ -85,8 +86,20 @@ class EngineSettings:
                 "ONEPASS_CONTROL_TOKENS_IN_CONTENT", "text", one_of("text", "parse"), "text or parse"
             )
             == "parse",
-            profile_cache=env.get("ONEPASS_PROFILE_CACHE", "").strip(),
+            profile_cache=_profile_cache(env),
         )
+
+
+def _profile_cache(env: Mapping[str, str]) -> Path | None:
+    named = env.get("ONEPASS_PROFILE_CACHE", "").strip()
+    if named == "off":
+        return None
+    if named:
+        return Path(named).expanduser()
+    if base := env.get("XDG_CACHE_HOME", "").strip():
+        return Path(base) / "onepass"
+    home = env.get("HOME", "").strip()
+    return Path(home) / ".cache" / "onepass" if home else None
 
 
 def _device(text: str) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import json
 import logging
 import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -145,12 +145,13 @@ def _job_times(
     settings: EngineSettings, model: LoadedModel, decoder: Decoder, head: LmHead | None, report: Report
 ) -> JobTimeModel:
     """From the profile cache if this model was profiled on this device with this build, else measured."""
-    cache = Path(settings.profile_cache).expanduser() if settings.profile_cache else None
     key = _profile_key(model.fingerprint, decoder)
+    cache = settings.profile_cache and settings.profile_cache / f"job-times-{key[:16]}.json"
     if cache is not None and cache.is_file():
         try:
             kept = json.loads(cache.read_text())
-            if isinstance(kept, dict) and kept.get("key") == key:
+            if kept["key"] == key:
+                log.info("job times as measured before, kept in %s", cache)
                 return JobTimeModel.from_dict(kept["times"])
         except (OSError, ValueError, KeyError, TypeError):
             log.warning("%s is not a profile; measuring anew", cache)
@@ -163,7 +164,7 @@ def _job_times(
             cache.parent.mkdir(parents=True, exist_ok=True)
             cache.write_text(json.dumps({"key": key, "times": times.to_dict()}))
         except OSError as error:
-            log.warning("the profile could not be kept: %s", error)
+            log.info("job times are not kept: %s", error)
     return times
 
 
@@ -171,7 +172,8 @@ def _profile_key(fingerprint: str, decoder: Decoder) -> str:
     parts = (
         fingerprint,
         str(decoder.device),
-        platform.processor(),
+        platform.node(),
+        importlib.metadata.version("onepass"),
         str(torch.get_num_threads()),
         torch.__version__,
         describe_kernels(decoder.device),

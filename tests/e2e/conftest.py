@@ -20,7 +20,7 @@ MODEL = "smollm2-135m-instruct"
 @pytest.fixture(scope="session")
 def base_env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Every server of the session reads job times that the first one measured."""
-    return {"ONEPASS_PROFILE_CACHE": str(tmp_path_factory.mktemp("profile") / "times.json")}
+    return {"ONEPASS_PROFILE_CACHE": str(tmp_path_factory.mktemp("profile"))}
 
 
 @pytest.fixture(scope="session")
