@@ -3,8 +3,8 @@
 Three ways to compute the same next-token distribution of one prompt on the same random weights: Onepass's pass; a
 forward that keeps all layers' KV and full activations, as a server that is about to generate does; and transformers.
 What is printed is what a pass adds to the weights: the peak resident size (on a GPU, the allocator's peak) after the
-pass less the size before it. The formula's line is ``T · (hidden + 2 · kv_heads · head_dim) · bytes``, one chunk, and one
-read of the head.
+pass less the size before it. The formula's line is ``T · (hidden + 2 · kv_heads · head_dim) · bytes``, one chunk, and
+one read of the head.
 """
 
 from __future__ import annotations
