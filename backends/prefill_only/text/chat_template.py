@@ -62,7 +62,7 @@ class ChatTemplate:
         token = _deadline.set([0.0, time.monotonic() + _MAX_RENDER_S])
         try:
             blocks, chars = [], 0
-            for block in self._template.generate(**variables):
+            for block in self._template.generate(variables):
                 blocks.append(block)
                 chars += len(block)
                 if chars > _MAX_OUTPUT_CHARS:

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from backends.prefill_only.models.gguf_header import read_gguf_header
+from backends.prefill_only.models.source import CheckpointError
 from backends.prefill_only.text.definition import TokenizerDefinition, TokenizerUnsupported
-from backends.prefill_only.text.gguf_metadata import GgufFormatError, read_gguf_metadata
 from backends.prefill_only.text.pretokenizers import GGUF_PRETOKENIZERS, Pretokenizer
 
 __all__ = ["gguf_definition"]
@@ -28,8 +29,8 @@ _NAMED = {
 def gguf_definition(path: Path) -> TokenizerDefinition:
     """Raises :class:`TokenizerUnsupported` if the file is damaged or its tokenizer is of a kind not known here."""
     try:
-        metadata = read_gguf_metadata(path)
-    except GgufFormatError as error:
+        metadata = read_gguf_header(path).metadata
+    except CheckpointError as error:
         raise TokenizerUnsupported(str(error)) from error
     kind = metadata.get("tokenizer.ggml.model")
     if "tokenizer.ggml.tokens" not in metadata:

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from backends.prefill_only.text.gguf_metadata import read_gguf_metadata
+from backends.prefill_only.models.gguf_header import read_gguf_header
 from backends.prefill_only.text.model_tokenizer import ModelTokenizer, load_tokenizer
 from tests.backends.prefill_only.text.texts import random_texts
 
@@ -39,7 +39,7 @@ def builtin(builtin_path: Path) -> ModelTokenizer:
 @pytest.fixture(scope="session")
 def builtin_reference(builtin_path: Path) -> PreTrainedTokenizerFast:
     """The model's published tokenizer, put together again from the vocabulary in the file."""
-    metadata = read_gguf_metadata(builtin_path)
+    metadata = read_gguf_header(builtin_path).metadata
     tokens = metadata["tokenizer.ggml.tokens"]
     merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
