@@ -32,15 +32,17 @@ TINY = ModelSpec(
 )
 
 
-def tiny_weights(spec: ModelSpec = TINY, dtype: torch.dtype = torch.float32, seed: int = 0) -> ModelWeights:
+def tiny_weights(
+    spec: ModelSpec = TINY, dtype: torch.dtype = torch.float32, seed: int = 0, device: torch.device | None = None
+) -> ModelWeights:
     """Spread so that attention is far from uniform and predictions far from flat."""
     generator = torch.Generator().manual_seed(seed)
 
     def random(*shape: int) -> torch.Tensor:
-        return (torch.randn(*shape, generator=generator) * 1.5 / shape[-1] ** 0.5).to(dtype)
+        return (torch.randn(*shape, generator=generator) * 1.5 / shape[-1] ** 0.5).to(device, dtype)
 
     def gains(size: int) -> torch.Tensor:
-        return (1 + 0.1 * torch.randn(size, generator=generator)).to(dtype)
+        return (1 + 0.1 * torch.randn(size, generator=generator)).to(device, dtype)
 
     hidden, inner = spec.hidden_size, spec.intermediate_size
     layers = [
