@@ -51,7 +51,7 @@ lint: $(DEV_STAMP)
 bench: $(DEV_STAMP)
 	$(BIN)/onepass bench serving $(ARGS)
 
-loadtest: $(DEV_STAMP)
+loadtest: $(PEER_STAMP)
 	$(BIN)/python -m loadtest.run $(ARGS)
 
 clean:
