@@ -166,7 +166,7 @@ def _message(i: int, message: Any, knows_developer: bool) -> dict[str, Any]:
         )
     role = message["role"]
     # Any other text in a role's place would be rendered between control tokens.
-    if role not in _ROLES:
+    if not isinstance(role, str) or role not in _ROLES:
         raise InvalidRequest(
             f"{path}.role must be one of {', '.join(sorted(_ROLES))}.", param=f"{path}.role", code="invalid_value"
         )

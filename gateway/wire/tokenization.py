@@ -38,6 +38,12 @@ def tokenized(body: bytes, served: Served) -> dict[str, Any]:
         raise InvalidRequest(
             "Exactly one of prompt and messages is needed.", param="prompt", code="missing_required_parameter"
         )
+    if request.continue_final_message and request.add_generation_prompt is not False:
+        raise InvalidRequest(
+            "continue_final_message needs add_generation_prompt to be false.",
+            param="continue_final_message",
+            code="invalid_value",
+        )
     if request.messages is not None:
         ids = tokenizer.render_chat(
             normalised_messages(request.messages, tokenizer.chat_template),

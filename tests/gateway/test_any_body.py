@@ -169,3 +169,17 @@ async def test_messages_do_not_repeat_megabytes() -> None:
     assert answer.status_code == 404
     assert len(answer.content) < 2000
     assert answer.json()["error"]["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/tokenize"])
+@pytest.mark.parametrize("role", [["user"], {}, {"a": 1}, 5, None, True, "user ", ""])
+async def test_a_role_is_one_of_the_known_texts(route: str, role: Any) -> None:
+    answer = await send(route, {"messages": [{"role": role, "content": "x"}], "max_tokens": 1})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == "messages[0].role"
+
+
+async def test_tokenising_a_conversation_checks_what_answering_it_checks() -> None:
+    messages = [{"role": "user", "content": "x"}]
+    answer = await send("/tokenize", {"messages": messages, "continue_final_message": True})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "continue_final_message"

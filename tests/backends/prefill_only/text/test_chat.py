@@ -210,6 +210,12 @@ def test_complaints(make: Make, style: str, messages: list[Any], options: dict[s
         make(TEMPLATES[style]).render_chat(messages, **options)
 
 
+def test_keywords_may_have_any_name(make: Make) -> None:
+    plain = make(TEMPLATES["chatml"]).render_chat([USER]).text
+    named = {"self": 1, "": 2, "a b": 3, "loop": 4, "range": 5}
+    assert make(TEMPLATES["chatml"]).render_chat([USER], template_kwargs=named).text == plain
+
+
 def test_a_model_without_template_says_so(directories: dict[str, Path]) -> None:
     definition = dataclasses.replace(directory_definition(directories["gpt2"]), chat_templates={})
     mine = ModelTokenizer(definition, vocab_rows=4096, eos_token_ids=[1])
