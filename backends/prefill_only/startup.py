@@ -21,6 +21,7 @@ from backends.prefill_only.kv_pages import KvPages
 from backends.prefill_only.memory import PAGE_TOKENS, MemoryPlan, free_bytes, plan_memory
 from backends.prefill_only.metrics import EngineMetrics
 from backends.prefill_only.models.loader import LoadedModel, load
+from backends.prefill_only.models.packed_linear import pack_linears
 from backends.prefill_only.models.spec import ModelSpec
 from backends.prefill_only.models.weights import ModelWeights
 from backends.prefill_only.profile_run import choose_chunk_rows, profile_run
@@ -67,6 +68,7 @@ def start_engine(settings: EngineSettings, metrics: EngineMetrics, report: Repor
     )
     spec, weights = model.spec, model.weights
     device, dtype = weights.embed.device, weights.embed.dtype
+    packed = pack_linears(weights)
     tokenizer = load_tokenizer(
         model.path,
         vocab_rows=spec.vocab_size,
@@ -124,7 +126,7 @@ def start_engine(settings: EngineSettings, metrics: EngineMetrics, report: Repor
     engine = Engine(decoder, head, scheduler, metrics)
     count_compilations(device)
     engine.start()
-    kernels = describe_kernels(device)
+    kernels = describe_kernels(device) + (", packed weights" if packed else "")
     metrics.build.info(
         {"device": str(device), "dtype": str(dtype).removeprefix("torch."), "kernels": kernels, "model": settings.model}
     )

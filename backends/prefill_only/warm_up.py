@@ -46,9 +46,10 @@ def _kernels(decoder: Decoder) -> None:
 
 
 def _linears(decoder: Decoder) -> None:
-    """Of the first layer, at every row count; layers are alike."""
-    spec, layer = decoder.spec, decoder.weights.layers[0]
+    """Of the first layer, at every row count; layers are alike, but for the last one's queries apart from its keys."""
+    spec, layer, last = decoder.spec, decoder.weights.layers[0], decoder.weights.layers[-1].qkv
     q = spec.q_size
+    queries, keys_values = last.rows(0, q), last.rows(q, last.out_features)
     for rows in range(ROW_ALIGN, decoder.chunk_rows + 1, ROW_ALIGN):
 
         def zeros(columns: int, rows: int = rows) -> torch.Tensor:
@@ -56,8 +57,8 @@ def _linears(decoder: Decoder) -> None:
 
         hidden = zeros(spec.hidden_size)
         layer.qkv(hidden, out=zeros(layer.qkv.out_features))
-        layer.qkv.rows(0, q)(hidden)
-        layer.qkv.rows(q, layer.qkv.out_features)(hidden)
+        queries(hidden)
+        keys_values(hidden)
         layer.o.add_(zeros(q), hidden)
         if layer.gate_up is not None and layer.down is not None:
             layer.gate_up(hidden, out=zeros(layer.gate_up.out_features))

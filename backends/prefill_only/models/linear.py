@@ -23,7 +23,7 @@ class LinearBase(ABC):
 
     @abstractmethod
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """``x``: ``[rows, in]``. The result is written to ``out`` (``[rows, out]``) if given, and returned."""
+        """``x``: ``[rows, in]``. ``out`` (``[rows, out]``) may be written to, and may be what is returned."""
 
     @abstractmethod
     def add_(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
