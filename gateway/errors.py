@@ -128,8 +128,10 @@ class RequestTimeout(ApiError):
     type = "invalid_request_error"
     code = "timeout"
 
-    def __init__(self, timeout_s: float) -> None:
-        super().__init__(f"The request's body did not arrive within {timeout_s:g} s.", headers={"connection": "close"})
+    def __init__(self, timeout_s: float, part: str = "body") -> None:
+        super().__init__(
+            f"The request's {part} did not arrive within {timeout_s:g} s.", headers={"connection": "close"}
+        )
 
 
 class UnsupportedMediaType(ApiError):

@@ -20,10 +20,9 @@ from collections.abc import Iterator, Mapping
 from types import FrameType
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.app import STOP_S, Application, create_app
-from gateway.errors import InvalidRequest, envelope
+from gateway.protocol import Protocol
 from gateway.settings import Settings, SettingsError
 
 __all__ = ["bind", "check_exposure", "serve"]
@@ -99,20 +98,10 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-class _Protocol(HttpToolsProtocol):
-    """What is not HTTP is refused in the words of every other refusal."""
-
-    def send_400_response(self, msg: str) -> None:
-        body = envelope(InvalidRequest(f"{msg} It is not HTTP/1.1 as this server reads it."))
-        head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\n" % len(body)
-        self.transport.write(head + b"connection: close\r\nx-onepass-backend: gateway\r\n\r\n" + body)
-        self.transport.close()
-
-
 def _config(app: Application, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=_Protocol,
+        http=Protocol,
         loop="uvloop" if sys.platform != "win32" else "asyncio",
         ws="none",
         lifespan="on",
