@@ -32,6 +32,7 @@ MAX_N = 128
 MAX_STOP_BYTES = 4096
 _INT64 = (-(2**63), 2**63 - 1)
 _SALT_FORBIDDEN = re.compile(r"[@/\\\x00]")
+_TOKEN_KEY = re.compile(r"-?[0-9]{1,20}")
 _MISSING = re.compile(r"Object missing required field `([^`]*)`")
 _AT = re.compile(r" - at `([^`]*)`$")
 
@@ -234,10 +235,10 @@ def _logit_bias(biases: dict[str, float] | None, vocab_size: int) -> dict[int, f
     parsed: dict[int, float] = {}
     for key, bias in (biases or {}).items():
         path = f"logit_bias.{key[:32]}"
-        try:
-            token = int(key)
-        except ValueError:
-            raise InvalidRequest("logit_bias keys must be token ids.", param=path, code="invalid_value") from None
+        # int() would also read "1_0", " 5" and digits of other scripts.
+        if not _TOKEN_KEY.fullmatch(key):
+            raise InvalidRequest("logit_bias keys must be token ids.", param=path, code="invalid_value")
+        token = int(key)
         if not 0 <= token < vocab_size:
             raise InvalidRequest(
                 f"logit_bias names token {token}; the vocabulary has ids 0 to {vocab_size - 1}.",

@@ -183,3 +183,10 @@ async def test_tokenising_a_conversation_checks_what_answering_it_checks() -> No
     messages = [{"role": "user", "content": "x"}]
     answer = await send("/tokenize", {"messages": messages, "continue_final_message": True})
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "continue_final_message"
+
+
+@pytest.mark.parametrize("key", ["1_0", " 5", "5 ", "+5", "\u0665", "5.0", "", "0x5", "9" * 5000, "-1", "99999999"])
+async def test_keys_of_logit_bias_are_plain_ids(key: str) -> None:
+    answer = await send("/v1/completions", {"prompt": "x", "max_tokens": 1, "logit_bias": {key: 1}})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == f"logit_bias.{key[:32]}"
