@@ -185,7 +185,7 @@ def test_leaving_finishes_what_runs_and_refuses_what_waits(base_env: dict[str, s
     statuses: list[tuple[int, str]] = []
 
     def ask(seed: int) -> None:
-        answer = post(server, body_of(6000, seed))
+        answer = post(server, body_of(2500, seed))
         statuses.append((answer.status_code, answer.text))
 
     threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(3)]
