@@ -130,6 +130,11 @@ class PrefillOnlyBackend(PrefillBackend):
         if not requests:
             return []
         engine = self._ready().engine
+        if len(requests) > self._settings.max_queue:
+            raise InvalidInput(
+                f"{len(requests)} prompts at once can never be taken: at most {self._settings.max_queue} may wait "
+                "(ONEPASS_MAX_QUEUE); send fewer in a request"
+            )
         group = _Group(asyncio.get_running_loop(), len(requests))
         if sum(len(r.token_ids) for r in requests) > _LONG_PROMPT:
             entries = await asyncio.to_thread(self._prepare, requests, group)
