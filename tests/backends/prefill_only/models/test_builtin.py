@@ -67,12 +67,6 @@ def test_top_log_probabilities_are_those_of_transformers(
     check_top(ours, theirs, prompt(tokens))
 
 
-@pytest.mark.slow
-def test_top_log_probabilities_at_the_longest_prompt(ours: LoadedModel, theirs: PreTrainedModel) -> None:
-    assert ours.spec.max_position == 8192
-    check_top(ours, theirs, prompt(8192))
-
-
 def test_bfloat16_is_as_exact_as_that_of_transformers(ours: LoadedModel, theirs: PreTrainedModel) -> None:
     """Mean error of the log-probabilities of a prompt's own tokens, against float32."""
     token_ids = prompt(300)
