@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import random
 import subprocess
 import sys
@@ -25,8 +26,16 @@ from backends.base import Readout
 from backends.prefill_only.decoder import Decoder
 from backends.prefill_only.direct import run_directly
 from backends.prefill_only.kv_pages import KvPages
-from backends.prefill_only.memory import PAGE_TOKENS, pass_bytes_per_token
+from backends.prefill_only.memory import (
+    CHUNK_ROWS_GPU,
+    PAGE_TOKENS,
+    chunk_bytes,
+    pass_bytes_per_token,
+    plan_memory,
+    workspace_bytes,
+)
 from backends.prefill_only.models.families import config_spec
+from backends.prefill_only.models.layout import checkpoint_tensors, layer_linears
 from backends.prefill_only.models.linear import Linear
 from backends.prefill_only.models.loader import load
 from backends.prefill_only.models.spec import ModelSpec
@@ -43,9 +52,15 @@ _SHAPES: dict[str, dict[str, object]] = {
            "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 128256, "tie_word_embeddings": True},
     "8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
            "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256, "tie_word_embeddings": False},
+    "32b-fp8": {"hidden_size": 5120, "intermediate_size": 27648, "num_hidden_layers": 64, "num_attention_heads": 40,
+                "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 152064, "tie_word_embeddings": False,
+                "quantization_config": {"quant_method": "fp8"}},
+    "70b-fp8": {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64,
+                "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256, "tie_word_embeddings": False,
+                "quantization_config": {"quant_method": "fp8"}},
 }  # fmt: skip
 _COMMON = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "max_position_embeddings": 131072,
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "max_position_embeddings": 1 << 20,
     "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "hidden_act": "silu",
 }  # fmt: skip
 _WAYS = ("onepass", "all-layers-kv", "transformers")
@@ -135,7 +150,47 @@ def _point(way: str, shape: str, tokens: int) -> dict[str, float]:
 def _formula(shape: str, tokens: int) -> int:
     spec, _ = config_spec(_config(shape))
     head = 2 * ROW_ALIGN * spec.vocab_size * 4  # logits of the fewest rows that are computed, and their exponentials
-    return tokens * pass_bytes_per_token(spec, 2) + Decoder.chunk_bytes(spec, _CHUNK_ROWS, 2) + head
+    return tokens * pass_bytes_per_token(spec, 2) + chunk_bytes(spec, _CHUNK_ROWS, 2) + head
+
+
+def _weight_bytes(shape: str) -> int:
+    """Of the parameters as they are stored: linears in one byte where the shape says FP8, else in two."""
+    spec, names = config_spec(_config(shape))
+    one_byte = layer_linears(spec, names) if "quantization_config" in _SHAPES[shape] else set()
+    return sum(math.prod(s) * (1 if name in one_byte else 2) for name, s in checkpoint_tensors(spec, names).items())
+
+
+def _longest(shape: str, budget_gb: float) -> int:
+    """Tokens of the longest prompt that the start-up formula allows a device of that size, without a prefix cache."""
+    spec, _ = config_spec(_config(shape))
+    plan = plan_memory(
+        spec,
+        element_bytes=2,
+        free=int(budget_gb * 1e9) - _weight_bytes(shape),
+        workspace_bytes=workspace_bytes(spec, CHUNK_ROWS_GPU, 2),
+        kv_cache_bytes=0,
+        max_model_len=None,
+        on_cpu=False,
+    )
+    return plan.max_model_len
+
+
+def _budgets(shape: str, budgets: Sequence[float]) -> None:
+    for budget in budgets:
+        tokens = _longest(shape, budget)
+        row: dict[str, object] = {"shape": shape, "budget_gb": budget, "longest_prompt": tokens, "computed": False}
+        if _device().type == "cuda":
+            total = torch.cuda.get_device_properties(0).total_memory
+            run = _in_fresh_process(shape, "onepass", tokens, fraction=budget * 1e9 / total)
+            row["computed"] = run.returncode == 0
+        print(json.dumps(row), flush=True)
+
+
+def _in_fresh_process(shape: str, way: str, tokens: int, fraction: float = 1.0) -> subprocess.CompletedProcess[str]:
+    point = ["--shape", shape, "--point", way, str(tokens), str(fraction)]
+    return subprocess.run(
+        [sys.executable, "-m", "loadtest.memory_bench", *point], capture_output=True, text=True, check=False
+    )
 
 
 def _draw(rows: Sequence[dict[str, object]], path: Path) -> None:
@@ -162,19 +217,27 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--tokens", type=int, nargs="+", default=[2048, 4096, 8192, 16384])
     parser.add_argument("--ways", nargs="+", choices=_WAYS, default=list(_WAYS))
     parser.add_argument("--plot", type=Path, help="draw the curves here (.png or .svg; needs matplotlib)")
-    parser.add_argument("--point", nargs=2, metavar=("WAY", "TOKENS"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--budget-gb",
+        type=float,
+        nargs="+",
+        help="instead: the longest prompt on a device of so many GB, computed there if this machine has a GPU",
+    )
+    parser.add_argument("--point", nargs=3, metavar=("WAY", "TOKENS", "FRACTION"), help=argparse.SUPPRESS)
     args = parser.parse_args(list(argv))
     if args.point:
+        if _device().type == "cuda":
+            torch.cuda.set_per_process_memory_fraction(float(args.point[2]))
         print(json.dumps(_point(args.point[0], args.shape, int(args.point[1]))))
+        return 0
+    if args.budget_gb:
+        _budgets(args.shape, args.budget_gb)
         return 0
     rows: list[dict[str, object]] = []
     for tokens in args.tokens:
         measured = {}
         for way in args.ways:
-            run = subprocess.run(
-                [sys.executable, "-m", "loadtest.memory_bench", "--shape", args.shape, "--point", way, str(tokens)],
-                capture_output=True, text=True, check=False,
-            )  # fmt: skip
+            run = _in_fresh_process(args.shape, way, tokens)
             if run.returncode == 0:
                 measured[way] = json.loads(run.stdout.splitlines()[-1])["bytes"]
             else:

@@ -63,12 +63,6 @@ class Decoder:
         self._activated = buffer(spec.intermediate_size)
         self._branch = buffer(spec.hidden_size) if spec.post_norms else None
 
-    @staticmethod
-    def chunk_bytes(spec: ModelSpec, chunk_rows: int, element_bytes: int) -> int:
-        """Of the chunk workspace; does not grow with a pass's rows."""
-        attention = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-        return chunk_rows * element_bytes * (3 * spec.intermediate_size + 2 * spec.hidden_size + attention)
-
     def embed(self, token_ids: torch.Tensor, out: torch.Tensor) -> None:
         """``token_ids`` int64 ``[rows]`` on the device; ``out[rows:]`` is padding and is zeroed."""
         rows = token_ids.shape[0]

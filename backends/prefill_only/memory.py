@@ -13,10 +13,15 @@ from pathlib import Path
 import torch
 
 from backends.prefill_only.models.spec import ModelSpec
+from backends.prefill_only.readout import ROWS_AT_ONCE
 
-__all__ = ["PAGE_TOKENS", "MemoryPlan", "free_bytes", "pass_bytes_per_token", "plan_memory", "pool_bytes_per_token"]
+__all__ = [
+    "CHUNK_ROWS_CPU", "CHUNK_ROWS_GPU", "PAGE_TOKENS", "MemoryPlan", "chunk_bytes", "free_bytes",
+    "pass_bytes_per_token", "plan_memory", "pool_bytes_per_token", "workspace_bytes",
+]  # fmt: skip
 
 PAGE_TOKENS = 32
+CHUNK_ROWS_CPU, CHUNK_ROWS_GPU = 512, 2048  # at most; on a slow device fewer, see profile_run
 _POOL_SHARE = 0.35  # of the free memory, where ONEPASS_KV_CACHE_BYTES does not say
 _POOL_MAX_BYTES_CPU = 4 << 30  # a server's RAM is shared with its neighbours
 _MARGIN = 0.10  # of the free memory, left alone
@@ -25,6 +30,17 @@ _IN_FLIGHT_PROMPTS = 4  # longest prompts' worth of rows that may run or be park
 
 def pass_bytes_per_token(spec: ModelSpec, element_bytes: int) -> int:
     return (spec.hidden_size + 2 * spec.num_kv_heads * spec.head_dim) * element_bytes
+
+
+def chunk_bytes(spec: ModelSpec, chunk_rows: int, element_bytes: int) -> int:
+    """Of the decoder's workspace for a chunk of rows; does not grow with a pass's."""
+    attention = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    return chunk_rows * element_bytes * (3 * spec.intermediate_size + 2 * spec.hidden_size + attention)
+
+
+def workspace_bytes(spec: ModelSpec, chunk_rows: int, element_bytes: int) -> int:
+    """Of a chunk, and of the logits that are read at once with what reductions over them take."""
+    return chunk_bytes(spec, chunk_rows, element_bytes) + ROWS_AT_ONCE * spec.vocab_size * 12
 
 
 def pool_bytes_per_token(spec: ModelSpec, element_bytes: int) -> int:

@@ -18,14 +18,22 @@ from backends.prefill_only.company_check import check_company
 from backends.prefill_only.decoder import Decoder
 from backends.prefill_only.engine import Engine
 from backends.prefill_only.kv_pages import KvPages
-from backends.prefill_only.memory import PAGE_TOKENS, MemoryPlan, free_bytes, plan_memory
+from backends.prefill_only.memory import (
+    CHUNK_ROWS_CPU,
+    CHUNK_ROWS_GPU,
+    PAGE_TOKENS,
+    MemoryPlan,
+    free_bytes,
+    plan_memory,
+    workspace_bytes,
+)
 from backends.prefill_only.metrics import EngineMetrics
 from backends.prefill_only.models.loader import LoadedModel, load
 from backends.prefill_only.models.packed_linear import pack_linears
 from backends.prefill_only.models.spec import ModelSpec
 from backends.prefill_only.models.weights import ModelWeights
 from backends.prefill_only.profile_run import choose_chunk_rows, profile_run
-from backends.prefill_only.readout import ROWS_AT_ONCE, LmHead
+from backends.prefill_only.readout import LmHead
 from backends.prefill_only.settings import EngineSettings
 from backends.prefill_only.text import load_tokenizer
 from backends.prefill_only.warm_up import warm_up
@@ -38,7 +46,6 @@ __all__ = ["Started", "start_engine"]
 
 log = logging.getLogger("onepass.engine")
 
-_CHUNK_ROWS_CPU, _CHUNK_ROWS_GPU = 512, 4096
 _PROFILE_BUDGET_S = 5.0
 _QUEUED_PROMPTS = 256  # longest prompts' worth of tokens that may wait, unless ONEPASS_MAX_QUEUE_TOKENS says
 _SATURATED = 0.95  # of the device's token rate
@@ -75,13 +82,12 @@ def start_engine(settings: EngineSettings, metrics: EngineMetrics, report: Repor
         eos_token_ids=model.eos_token_ids,
         control_tokens_in_content=settings.control_tokens_in_content,
     )
-    chunk_rows = _CHUNK_ROWS_CPU if device.type == "cpu" else _CHUNK_ROWS_GPU
-    workspace = Decoder.chunk_bytes(spec, chunk_rows, dtype.itemsize) + ROWS_AT_ONCE * spec.vocab_size * 12
+    chunk_rows = CHUNK_ROWS_CPU if device.type == "cpu" else CHUNK_ROWS_GPU
     memory = plan_memory(
         spec,
         element_bytes=dtype.itemsize,
         free=free_bytes(device),
-        workspace_bytes=workspace,
+        workspace_bytes=workspace_bytes(spec, chunk_rows, dtype.itemsize),
         kv_cache_bytes=settings.kv_cache_bytes,
         max_model_len=settings.max_model_len,
         on_cpu=device.type == "cpu",
