@@ -40,11 +40,13 @@ install-dev: $(DEV_STAMP)
 serve: $(RUN_STAMP)
 	exec $(BIN)/onepass serve
 
+# Side by side where nothing depends on time; servers have the machine to themselves.
 test: $(PEER_STAMP)
-	$(BIN)/python -m pytest -q $(ARGS)
+	$(BIN)/python -m pytest -q -n logical --dist loadfile --ignore tests/e2e $(ARGS)
+	$(BIN)/python -m pytest -q tests/e2e $(ARGS)
 
 test-fast: $(DEV_STAMP)
-	$(BIN)/python -m pytest -q -m 'not slow' --ignore tests/e2e $(ARGS)
+	$(BIN)/python -m pytest -q -n logical --dist loadfile -m 'not slow' --ignore tests/e2e $(ARGS)
 
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check .

@@ -12,9 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -198,6 +202,18 @@ def compile_case(case: Case, arch: int) -> list[Row]:
     return rows
 
 
+def compile_all(name: str = "", architectures: Sequence[int] = ARCHITECTURES) -> Iterator[Row]:
+    """The rows of all cases with `name` in theirs, case by case, computed by a process for each core."""
+    wanted = [(i, arch) for i, case in enumerate(cases()) if name in case.name for arch in architectures]
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as processes:
+        for rows in processes.map(_compile_nth, *zip(*wanted, strict=True)) if wanted else ():
+            yield from rows
+
+
+def _compile_nth(case: int, arch: int) -> list[Row]:
+    return compile_case(next(islice(cases(), case, None)), arch)
+
+
 def problems(facts: CompiledFacts, arch: int, dtype: torch.dtype) -> list[str]:
     """Why the kernel must not ship; empty if it may."""
     found = []
@@ -261,18 +277,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows as JSON")
     options = parser.parse_args(arguments)
     begun, rows = time.monotonic(), []
-    for case in cases():
-        if options.case not in case.name:
-            continue
-        for arch in options.arch or ARCHITECTURES:
-            for row in compile_case(case, arch):
-                rows.append(row)
-                facts = row.facts
-                print(
-                    f"sm_{arch:<4} {row.case:32} {facts.kernel:20} {facts.registers:4} registers "
-                    f"{facts.shared_bytes >> 10:4} KiB  {facts.tensor_core:9} {'; '.join(row.problems)}",
-                    flush=True,
-                )
+    for row in compile_all(options.case, options.arch or ARCHITECTURES):
+        rows.append(row)
+        facts = row.facts
+        print(
+            f"sm_{row.arch:<4} {row.case:32} {facts.kernel:20} {facts.registers:4} registers "
+            f"{facts.shared_bytes >> 10:4} KiB  {facts.tensor_core:9} {'; '.join(row.problems)}",
+            flush=True,
+        )
     if options.write:
         options.write.write_text(markdown(rows))
     if options.json:

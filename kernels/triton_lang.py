@@ -42,7 +42,8 @@ def rounded(x, dtype: tl.constexpr):
 def dot(a, b, acc):
     """acc + a · b in fp32, on tensor cores; fp32 operands as three tf32 products, to about fp32's precision."""
     if INTERP:
-        r = tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
+        # A BLAS rounds an element by where in the matrix it stands; rounding from fp64 hides that.
+        r = acc + tl.dot(a.to(tl.float64), b.to(tl.float64), out_dtype=tl.float64).to(tl.float32)
     elif a.dtype == tl.float32:
         r = tl.dot(a, b, acc, input_precision="tf32x3")
     else:

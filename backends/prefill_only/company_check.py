@@ -33,6 +33,6 @@ def _linears(decoder: Decoder) -> bool:
 
 
 def _passes(decoder: Decoder, head: LmHead | None) -> bool:
-    jobs = [probe_job(decoder, head, length, seed=length, top=5) for length in (1, 31, 70, 300)]
+    jobs = [probe_job(decoder, head, length, seed=length, top=5) for length in (1, 31, 70, 200)]
     together = run_directly(decoder, head, jobs)
     return all(run_directly(decoder, head, [job])[0] == answer for job, answer in zip(jobs, together, strict=True))

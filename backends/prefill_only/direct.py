@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
+from itertools import islice
 
 from backends.base import Readout
 from backends.prefill_only.block_hashes import block_hashes
@@ -39,11 +40,11 @@ class DirectPass:
         self._scratch.extend(self._kv.take_scratch(1))
         return self._scratch[-1]
 
-    def run(self) -> float:
-        """Seconds. The answers are in ``work.answers``."""
+    def run(self, most_steps: int | None = None) -> float:
+        """Seconds. The answers are in ``work.answers``, unless it ended after ``most_steps``."""
         start = before = time.perf_counter()
         try:
-            for _ in self.work.steps():
+            for _ in islice(self.work.steps(), most_steps):
                 now = time.perf_counter()
                 self.longest_step_s = max(self.longest_step_s, now - before)
                 before = now

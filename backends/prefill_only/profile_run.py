@@ -13,30 +13,28 @@ __all__ = ["Profile", "Sample", "choose_chunk_rows", "profile_run"]
 
 Sample = tuple[int, int, float]  # new tokens, cached tokens before them, seconds
 
-# What says most comes first: a busy machine may not get to the rest.
-_LENGTHS = (384, 16, 1536, 64, 768, 3072, 160)
+# What says most comes first: a slow or busy machine does not get to the rest.
+_LENGTHS = (768, 16, 160, 1536, 64, 384, 3072)
 _LEAST_SHAPES = 3
 _STEP_GOAL_S = 0.02  # of one chunk of rows in one layer: what a newcomer waits at most, with room for attention
 _LEAST_CHUNK_ROWS = 64
+_STEPS_TIMED = 4  # to choose the chunk: layers are alike
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
     samples: list[Sample]
     longest_step_s: float
-    complete: bool  # there was time for all shapes
+    complete: bool  # every kind of shape was measured: worth keeping for the next start
 
 
 def choose_chunk_rows(decoder: Decoder, head: LmHead | None) -> int:
     """Halves the decoder's chunk until one of its steps is short enough to preempt at. Sets and returns it."""
     while decoder.chunk_rows > _LEAST_CHUNK_ROWS:
         rows = min(decoder.chunk_rows, decoder.max_positions)
-        steps = []
-        for _ in range(2):
-            direct = DirectPass(decoder, head, [probe_job(decoder, head, rows, seed=rows)])
-            seconds = direct.run()
-            steps.append(seconds / decoder.spec.num_layers)
-        if min(steps) <= _STEP_GOAL_S:
+        timed = min(_STEPS_TIMED, decoder.spec.num_layers)
+        job = probe_job(decoder, head, rows, seed=rows)
+        if min(DirectPass(decoder, head, [job]).run(timed) for _ in range(2)) / timed <= _STEP_GOAL_S:
             break
         decoder.chunk_rows //= 2
     return decoder.chunk_rows
@@ -51,7 +49,7 @@ def profile_run(
     report: Callable[[float, str], None],
 ) -> Profile:
     """Passes of several lengths, each once to three times, some behind a cached prefix where the pool has room for one.
-    Ends when ``budget_s`` is spent, but not before there is enough to tell a fixed cost from one by length."""
+    Leaves out what would exceed ``budget_s``, once there is enough to tell a fixed cost from one by length."""
     samples: list[Sample] = []
     longest_step = 0.0
     shapes = [(n, 0) for n in _LENGTHS if n <= longest]
@@ -60,8 +58,10 @@ def profile_run(
         shapes += [(new, cached_blocks) for new in (64, 384) if new + cached_blocks * decoder.kv.page_tokens <= longest]
     spent = 0.0
     for i, (new, blocks) in enumerate(shapes):
-        if spent > budget_s and len(samples) >= _LEAST_SHAPES:
-            break
+        if len(samples) >= _LEAST_SHAPES:
+            fastest = min(seconds / tokens for tokens, _, seconds in samples)
+            if spent + fastest * new > budget_s:
+                continue
         cached = blocks * decoder.kv.page_tokens
         times: list[float] = []
         while len(times) < 3:
@@ -74,4 +74,5 @@ def profile_run(
         # The least: neighbours and first touches only ever add.
         samples.append((new, cached, min(times)))
         report((i + 1) / len(shapes), "profile run")
-    return Profile(samples, longest_step, len(samples) == len(shapes))
+    kinds = {bool(blocks) for _, blocks in shapes}
+    return Profile(samples, longest_step, {bool(cached) for _, cached, _ in samples} == kinds)

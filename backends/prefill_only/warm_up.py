@@ -19,7 +19,8 @@ from kernels.warmup import warm_up as compile_kernels
 
 __all__ = ["warm_up"]
 
-_LENGTHS = (1, 40, 200, 1000)
+_LENGTHS = (1, 40, 200)  # and one of three chunks, if that is not longer than
+_LONGEST = 1000
 
 
 def warm_up(decoder: Decoder, head: LmHead | None) -> None:
@@ -27,7 +28,10 @@ def warm_up(decoder: Decoder, head: LmHead | None) -> None:
         _linears(decoder)
     else:
         _kernels(decoder)
-    for length in _LENGTHS:
+    for length in (
+        *_LENGTHS,
+        min(_LONGEST, 2 * decoder.chunk_rows + 40),
+    ):  # the last in three chunks, if they are small
         job = probe_job(decoder, head, length, seed=length)
         if head is not None:
             job.readout = replace(job.readout, prompt_logprobs=1)

@@ -48,11 +48,10 @@ def test_an_unknown_gpu_is_judged_by_the_least() -> None:
 
 def test_the_command_fails_when_something_must_not_ship(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [report.Row(90, "rope bf16", GOOD, []), report.Row(90, "rope bf16", GOOD, ["spills 8 bytes"])]
-    monkeypatch.setattr(report, "cases", lambda: [report.Case("rope", "", BF16, list)])
     written = tmp_path / "report.md"
     for count, status in ((1, 0), (2, 1), (0, 1)):
-        monkeypatch.setattr(report, "compile_case", lambda *_, count=count: rows[:count])
+        monkeypatch.setattr(report, "compile_all", lambda *_, count=count: rows[:count])
         assert report.main(["--arch", "90", "--write", str(written)]) == status
-    monkeypatch.setattr(report, "compile_case", lambda *_: rows)
+    monkeypatch.setattr(report, "compile_all", lambda *_: rows)
     report.main(["--arch", "90", "--write", str(written)])
     assert "**spills 8 bytes**" in written.read_text()

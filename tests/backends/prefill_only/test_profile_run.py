@@ -18,7 +18,7 @@ def test_a_spent_budget_leaves_enough_to_fit(budget_s: float) -> None:
         profile = profile_run(decoder, head, longest=2048, budget_s=budget_s, report=lambda *_: None)
     shapes = {(new, cached) for new, cached, _ in profile.samples}
     assert profile.complete == (budget_s > 0)
-    assert len(shapes) >= 3 and max(new for new, _ in shapes) >= 1000
+    assert len(shapes) >= 3 and max(new for new, _ in shapes) >= 700
     assert any(cached for _, cached in shapes) == profile.complete
     times = JobTimeModel()
     times.fit(profile.samples)
