@@ -157,7 +157,8 @@ class Engine:
             self._lock.notify()
 
     def cancel(self, entries: Sequence[EngineJob]) -> None:
-        """Those that wait leave the queue; those that run are dropped at the next layer. No callback follows."""
+        """Those that wait leave the queue; those that run are dropped at the next layer,
+        and a pass of them alone at the next step. No callback follows."""
         with self._lock:
             for entry in entries:
                 if self._jobs.pop(entry.job.job_id, None) is None:
@@ -221,6 +222,10 @@ class Engine:
             with self._lock:
                 self._arrived = False
                 self._expire()
+                dead = next((r for r in self._parked if r.work.all_cancelled), None)
+                if dead is not None:  # what it holds is others' to use
+                    self._parked.remove(dead)
+                    return dead
                 if self._again and not self._parked:
                     entries = self._again.popleft()
                 else:

@@ -122,11 +122,13 @@ class PrefillPass:
                 decoder.layer(index, hidden[kv.start : kv.start + kv.count], kv, queries)
                 self._done += min(kv.count, self._forest.num_rows - kv.start)
                 yield
+                if self.all_cancelled:
+                    return
         for kv, _ in plan:
             decoder.layer_kv(layers - 1, hidden[kv.start : kv.start + kv.count], kv)
             yield
-        if not self._live_jobs():
-            return
+            if self.all_cancelled:
+                return
         yield from self._read(hidden)
         self._done = self._total
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from backends.prefill_only.decoder import Decoder
 from backends.prefill_only.direct import DirectPass, probe_job
+from backends.prefill_only.models.spec import ModelSpec
 from backends.prefill_only.readout import LmHead
 
-__all__ = ["Profile", "Sample", "choose_chunk_rows", "profile_run"]
+__all__ = ["Profile", "Sample", "choose_chunk_rows", "estimate", "profile_run"]
 
 Sample = tuple[int, int, float]  # new tokens, cached tokens before them, seconds
 
@@ -24,6 +25,7 @@ _STEPS_TIMED = 4  # to choose the chunk: layers are alike
 @dataclass(frozen=True, slots=True)
 class Profile:
     samples: list[Sample]
+    estimates: list[Sample]  # of the shapes that there was no time for, from those that there was
     longest_step_s: float
     complete: bool  # every kind of shape was measured: worth keeping for the next start
 
@@ -74,5 +76,24 @@ def profile_run(
         # The least: neighbours and first touches only ever add.
         samples.append((new, cached, min(times)))
         report((i + 1) / len(shapes), "profile run")
-    kinds = {bool(blocks) for _, blocks in shapes}
-    return Profile(samples, longest_step, {bool(cached) for _, cached, _ in samples} == kinds)
+    measured = {(new, cached) for new, cached, _ in samples}
+    left_out = {(new, blocks * decoder.kv.page_tokens) for new, blocks in shapes} - measured
+    estimates = estimate(samples, sorted(left_out), decoder.spec)
+    complete = any(cached for _, cached in measured) or not any(cached for _, cached in left_out)
+    return Profile(samples, estimates, longest_step, complete)
+
+
+def estimate(samples: Sequence[Sample], shapes: Sequence[tuple[int, int]], spec: ModelSpec) -> list[Sample]:
+    """``shapes`` with the seconds they take if time goes by multiplications, as in the shortest and longest sample.
+
+    A fit to a few short passes could call any growth quadratic, and long prompts impossible.
+    """
+    if not shapes or len(samples) < 2:
+        return []
+
+    def work(new: int, cached: int) -> float:
+        return new * spec.linear_multiplications + new * (cached + new / 2) * spec.pair_multiplications
+
+    (least, low_s), *_, (most, high_s) = sorted((work(new, cached), seconds) for new, cached, seconds in samples)
+    slope = max(0.0, (high_s - low_s) / (most - least))
+    return [(new, cached, high_s + slope * (work(new, cached) - most)) for new, cached in shapes]

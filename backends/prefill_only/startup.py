@@ -165,7 +165,7 @@ def _job_times(
             log.warning("%s is not a profile; measuring anew", cache)
     times = JobTimeModel()
     profile = profile_run(decoder, head, longest=decoder.max_positions, budget_s=_PROFILE_BUDGET_S, report=report)
-    times.fit(profile.samples)
+    times.fit([*profile.samples, *profile.estimates])
     log.info("profile run: %s; longest step %.1f ms", times.describe(), profile.longest_step_s * 1e3)
     if cache is not None and profile.complete:
         try:

@@ -180,6 +180,19 @@ class ModelSpec:
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
 
+    @property
+    def linear_multiplications(self) -> int:
+        """Of one token in the linear layers of all layers, without the LM head."""
+        attention = self.hidden_size * 2 * (self.q_size + self.kv_size)
+        dense = 3 * self.hidden_size * self.intermediate_size
+        sparse = 3 * self.hidden_size * self.moe.intermediate_size * self.moe.top_k if self.moe is not None else 0
+        return sum(attention + (sparse if layer.moe else dense) for layer in self.layers)
+
+    @property
+    def pair_multiplications(self) -> int:
+        """Of one query and one key before it, in the attention of all layers."""
+        return 2 * self.q_size * self.num_layers
+
     def rope_tables(self, rope_index: int, max_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
         """(cos, sin) of one of ``ropes``: fp32 ``[max_positions, rotary_dim / 2]`` on the CPU.
 

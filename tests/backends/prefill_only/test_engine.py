@@ -179,6 +179,34 @@ def test_cancelled_jobs_never_answer(monkeypatch: pytest.MonkeyPatch) -> None:
         assert harness.result(harness.submit(prompt_of(300, 1))).cached_tokens == 0
 
 
+def test_a_parked_pass_that_nobody_waits_for_ends_before_others_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+    original_end, original_steps = Engine._end, prefill_pass.PrefillPass.steps
+
+    def end(self: Engine, running, *, succeeded: bool) -> None:
+        original_end(self, running, succeeded=succeeded)
+        ended.append(running.rows)
+
+    def steps(self: prefill_pass.PrefillPass) -> Iterator[None]:
+        for i, step in enumerate(original_steps(self)):
+            if i == 0 and self.new_tokens == 10:  # the long one is parked
+                harness.engine.cancel([long])
+                later.append(harness.submit(prompt_of(12, 3)))
+            yield step
+
+    later: list[EngineJob] = []
+    with running(Harness(hysteresis_s=0.0)) as harness, held_at_first_step(monkeypatch) as (reached, go_on):
+        long = harness.submit(prompt_of(1500, 1))
+        assert reached.wait(WAIT_S)
+        monkeypatch.setattr(Engine, "_end", end)
+        monkeypatch.setattr(prefill_pass.PrefillPass, "steps", steps)
+        short = harness.submit(prompt_of(10, 2))
+        go_on.set()
+        harness.result(short)
+        harness.result(later[0])
+    assert ended == [10, 1500, 12]
+
+
 def test_draining_fails_what_waits_and_finishes_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     with running(Harness(policy="fcfs")) as harness, held_at_first_step(monkeypatch) as (reached, go_on):
         runs = harness.submit(prompt_of(300, 1))
