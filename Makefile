@@ -21,16 +21,16 @@ $(RUN_STAMP): $(SOURCES)
 	touch $@
 
 $(DEV_STAMP): $(RUN_STAMP)
-	$(PIP) install -q -c constraints.txt -e '.[dev,loadtest,plots]'
+	$(PIP) install -q --no-compile -c constraints.txt -e '.[dev,loadtest,plots]'
 	touch $@
 
 # The real upstream of the end-to-end tests: llama.cpp's server, compiled once and then cached by pip. It answers a few
 # dozen tokens: how soon it is compiled matters more than how fast it runs.
-LLAMA_CPP_CMAKE := -DLLAVA_BUILD=OFF -DCMAKE_CXX_FLAGS_RELEASE=-O1 \
+LLAMA_CPP_CMAKE := -DLLAVA_BUILD=OFF -DCMAKE_CXX_FLAGS_RELEASE=-O1 -DGGML_CPU_REPACK=OFF -DGGML_LLAMAFILE=OFF \
 	-DCMAKE_PROJECT_INCLUDE=$(CURDIR)/tests/e2e/llama_cpp.cmake
 
 $(PEER_STAMP): $(DEV_STAMP)
-	CMAKE_ARGS='$(LLAMA_CPP_CMAKE)' $(PIP) install -q -c constraints.txt 'llama-cpp-python[server]'
+	CMAKE_ARGS='$(LLAMA_CPP_CMAKE)' $(PIP) install -q --no-compile -c constraints.txt 'llama-cpp-python[server]'
 	touch $@
 
 install: $(RUN_STAMP)

@@ -65,6 +65,11 @@ class Reference:
         """float32 ``[tokens, vocab]``: after each position, of the next token."""
         return torch.log_softmax(self.model(torch.tensor([list(ids)])).logits[0], dim=-1)
 
+    @torch.inference_mode()
+    def last_logprobs(self, ids: Sequence[int]) -> torch.Tensor:
+        """float32 ``[vocab]``: after the last position."""
+        return torch.log_softmax(self.model(torch.tensor([list(ids)]), logits_to_keep=1).logits[0, -1], dim=-1)
+
     def chat_ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
         ids = self.tokenizer.apply_chat_template(messages, tokenize=True, add_generation_prompt=True, return_dict=False)
         return list(ids)

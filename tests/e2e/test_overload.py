@@ -45,8 +45,8 @@ async def test_short_questions_do_not_wait_behind_a_long_document(server: Server
             return statistics.median(seconds for _, seconds, _ in await asyncio.gather(*tasks))
 
         unloaded = await shorts(1000)
-        _, long_unloaded, _ = await ask(http, 5000, 1)
-        long = asyncio.create_task(ask(http, 5000, 2))
+        _, long_unloaded, _ = await ask(http, 4000, 1)
+        long = asyncio.create_task(ask(http, 4000, 2))
         while metric(server, "onepass_jobs_in_engine") == 0:
             await asyncio.sleep(0.02)
         loaded = await shorts(2000)

@@ -16,6 +16,7 @@ from backends.base import (
     Sampling,
     ShuttingDown,
 )
+from backends.prefill_only import startup
 from backends.prefill_only.backend import PrefillOnlyBackend, factory
 
 ENV = {
@@ -37,6 +38,14 @@ async def status_of(backend: PrefillOnlyBackend) -> BackendStatus:
         if status.ready or not status.alive:
             return status
         await asyncio.sleep(0.01)
+
+
+@pytest.fixture(autouse=True)
+def quick_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here is about times."""
+    monkeypatch.setattr(startup, "_PROFILE_BUDGET_S", 0.0)
+    for unneeded in ("warm_up", "_check_company"):
+        monkeypatch.setattr(startup, unneeded, lambda *_: None)
 
 
 @pytest.fixture
