@@ -90,6 +90,7 @@ class _Pack:
         # Blocks computed by the pass, by where the cached part before them ends: jobs share what they compute only
         # if they begin at the same place.
         self._blocks: dict[int, set[bytes | int]] = {}
+        self._parted = 0  # where the last job left what others compute: siblings leave it at the same place
         self.jobs: list[Job] = []
         self.ids: set[int] = set()
         self.segments: list[Segment] = []
@@ -117,13 +118,20 @@ class _Pack:
         low = job.cached_blocks
         blocks = self._blocks.get(low)
         if blocks:
-            high = min((job.total_tokens - 1) // self._block_tokens, len(job.block_hashes))
-            while low < high:
+            hashes = job.block_hashes
+            high = min((job.total_tokens - 1) // self._block_tokens, len(hashes))
+            middle = self._parted
+            if not low < middle <= high:
                 middle = (low + high + 1) // 2
-                if job.block_hashes[middle - 1] in blocks:
+            while low < high:
+                if hashes[middle - 1] in blocks:
                     low = middle
+                    if low < high and hashes[low] not in blocks:
+                        break
                 else:
                     high = middle - 1
+                middle = (low + high + 1) // 2
+            self._parted = low
         before = low * self._block_tokens
         return job.total_tokens - before, before
 

@@ -140,7 +140,7 @@ class JobQueue:
 
     def take(self, jobs: Sequence[Job]) -> None:
         """They are to be computed: out of the queue. ``serve`` charges their tenants as it happens."""
-        for job in jobs:
+        for job in reversed(jobs):  # the first last: the queue's head changes once
             self._virtual = max(self._virtual, self._tenants[job.tenant].served)
             self.remove(job.job_id)
 
