@@ -138,7 +138,7 @@ def test_ready_means_loaded_and_warm(base_env: dict[str, str], tmp_path: Path) -
                 assert server.process.poll() is None
             time.sleep(0.02)
         assert set(seen) == {503, 200}
-        first = {n: float(post(server, body_of(n, n)).headers["x-onepass-compute-ms"]) for n in (8, 128, 1000)}
+        first = {n: float(post(server, body_of(n, n)).headers["x-onepass-compute-ms"]) for n in (8, 128, 700)}
         again = {
             n: statistics.median(
                 float(post(server, body_of(n, n * 10 + i)).headers["x-onepass-compute-ms"]) for i in range(3)
@@ -199,24 +199,8 @@ def test_leaving_finishes_what_runs_and_refuses_what_waits(base_env: dict[str, s
     assert all(error["code"] == "overloaded" and error["message"] for error in refused)
 
 
-def test_a_second_signal_ends_at_once(base_env: dict[str, str]) -> None:
+def test_readiness_turns_at_once_and_a_second_signal_ends_at_once(base_env: dict[str, str]) -> None:
     server = start_server({**base_env, "ONEPASS_GRACE_S": "60"})
-    s = hang_up_after_sending(server, body_of(8000, 1))
-    try:
-        wait_until(lambda: metric(server, "onepass_jobs_in_engine") == 1)
-        began = time.monotonic()
-        server.process.send_signal(signal.SIGTERM)
-        time.sleep(0.2)
-        server.process.send_signal(signal.SIGTERM)
-        server.process.wait(10)
-        assert time.monotonic() - began < 5
-    finally:
-        s.close()
-        server.stop()
-
-
-def test_readiness_turns_at_once(base_env: dict[str, str]) -> None:
-    server = start_server(base_env)
     s = hang_up_after_sending(server, body_of(8000, 1))
     try:
         wait_until(lambda: metric(server, "onepass_jobs_in_engine") == 1)
@@ -232,8 +216,9 @@ def test_readiness_turns_at_once(base_env: dict[str, str]) -> None:
                 return 503  # the socket no longer takes connections
 
         wait_until(lambda: status() == 503, 2.0)
-        s.close()
-        assert server.process.wait(15) == 0
+        assert server.process.poll() is None  # the long prompt is still computed
+        server.process.send_signal(signal.SIGTERM)
+        server.process.wait(5)
     finally:
         s.close()
         server.stop()

@@ -9,6 +9,7 @@ import pytest
 
 from backends.prefill_only import startup
 from backends.prefill_only.metrics import EngineMetrics
+from backends.prefill_only.profile_run import Profile
 from backends.prefill_only.settings import EngineSettings
 
 SMALL = {
@@ -21,13 +22,12 @@ SMALL = {
 
 
 def test_job_times_are_kept_between_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(startup, "_PROFILE_BUDGET_S", 1e9)
     for unneeded in ("warm_up", "_check_company"):
         monkeypatch.setattr(startup, unneeded, lambda *_: None)
     monkeypatch.setattr(startup, "choose_chunk_rows", lambda *_: 512)  # a busy machine may choose another each time
     runs = []
-    original = startup.profile_run
-    monkeypatch.setattr(startup, "profile_run", lambda *a, **k: (runs.append(1), original(*a, **k))[1])
+    measured = Profile([(16, 0, 0.01), (64, 0, 0.03), (300, 0, 0.14)], [], 0.01, complete=True)
+    monkeypatch.setattr(startup, "profile_run", lambda *_, **__: (runs.append(1), measured)[1])
 
     def start(settings: EngineSettings) -> dict[str, float]:
         started = startup.start_engine(settings, EngineMetrics(), lambda *_: None)
