@@ -15,6 +15,7 @@ import torch
 from backends.base import BackendError, BadLogits, PromptLogprobs, Readout
 from backends.prefill_only.decoder import Decoder
 from backends.prefill_only.forest import Forest, JobRows
+from backends.prefill_only.pace import Pace
 from backends.prefill_only.readout import ROWS_AT_ONCE, LmHead, NextToken, NextTokenAsk, ScoredRow, collect_prompt
 from backends.prefill_only.rows import ROW_ALIGN, attention_rows, kv_rows, padded
 
@@ -104,7 +105,7 @@ class PrefillPass:
         decoder = self._decoder
         layers = decoder.spec.num_layers
         self._total = max(1, self._forest.num_rows * layers)
-        live = self._live_jobs()
+        live, pace = self._live_jobs(), Pace(decoder.device)
         hidden = torch.empty(
             padded(self._forest.num_rows), decoder.spec.hidden_size, dtype=decoder.dtype, device=decoder.device
         )
@@ -121,11 +122,13 @@ class PrefillPass:
             for kv, queries in plan:
                 decoder.layer(index, hidden[kv.start : kv.start + kv.count], kv, queries)
                 self._done += min(kv.count, self._forest.num_rows - kv.start)
+                pace.step_queued()
                 yield
                 if self.all_cancelled:
                     return
         for kv, _ in plan:
             decoder.layer_kv(layers - 1, hidden[kv.start : kv.start + kv.count], kv)
+            pace.step_queued()
             yield
             if self.all_cancelled:
                 return

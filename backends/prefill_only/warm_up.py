@@ -28,10 +28,7 @@ def warm_up(decoder: Decoder, head: LmHead | None) -> None:
         _linears(decoder)
     else:
         _kernels(decoder)
-    for length in (
-        *_LENGTHS,
-        min(_LONGEST, 2 * decoder.chunk_rows + 40),
-    ):  # the last in three chunks, if they are small
+    for length in (*_LENGTHS, min(_LONGEST, 2 * decoder.chunk_rows + 40)):
         job = probe_job(decoder, head, length, seed=length)
         if head is not None:
             job.readout = replace(job.readout, prompt_logprobs=1)

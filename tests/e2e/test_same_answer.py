@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, BadRequestError
 
 from loadtest.server_process import ServerProcess
 from tests.e2e.conftest import MODEL
@@ -21,7 +21,7 @@ from tests.e2e.test_lifecycle import metric
 def small_cache(base_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A prefix cache of some forty blocks: eviction is under way all the time."""
     log = tmp_path_factory.mktemp("small") / "log"
-    server = start_server({**base_env, "ONEPASS_KV_CACHE_BYTES": "30M"}, log)
+    server = start_server({**base_env, "ONEPASS_KV_CACHE_BYTES": "30M", "ONEPASS_MAX_MODEL_LEN": "700"}, log)
     yield server
     assert server.stop() == 0
 
@@ -66,6 +66,17 @@ async def test_cold_warm_and_half_evicted(small_cache: ServerProcess) -> None:
             assert again == cold
             seen.add(cached)
         assert metric(small_cache, "onepass_prefix_block_evictions") > 0
+
+
+async def test_a_prompt_as_long_as_the_setting_allows_is_scored_without_a_token_more(
+    small_cache: ServerProcess,
+) -> None:
+    async with AsyncOpenAI(base_url=f"{small_cache.url}/v1", api_key="x", max_retries=0) as client:
+        (text, logprobs), _ = await scores(client, ids(700, 8), max_tokens=0, echo=True)
+        assert text and logprobs is not None and len(logprobs.token_logprobs) == 700
+        with pytest.raises(BadRequestError) as caught:
+            await scores(client, ids(701, 8), max_tokens=0, echo=True)
+        assert caught.value.code == "context_length_exceeded"
 
 
 @pytest.mark.parametrize("length", [31, 32, 33, 130])
