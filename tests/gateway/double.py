@@ -259,7 +259,7 @@ def _draw(row: np.ndarray, sampling: Sampling) -> list[int]:
     if sampling.temperature == 0:
         return [int(np.argmax(logits))] * sampling.n
     shares = np.exp((logits - logits.max()) / sampling.temperature)
-    rng = np.random.default_rng(sampling.seed)
+    rng = np.random.default_rng(None if sampling.seed is None else abs(sampling.seed))
     return [int(i) for i in rng.choice(len(shares), size=sampling.n, p=shares / shares.sum())]
 
 
