@@ -80,7 +80,8 @@ async def test_a_full_queue_says_so_and_takes_work_again(narrow: ServerProcess) 
 @pytest.mark.slow
 async def test_deadlines_are_kept_under_ten_times_the_load(server: ServerProcess) -> None:
     """What is accepted is answered in time, the rest is refused at once, and nothing is lost."""
-    length, deadline_s, duration_s = 48, 2.5, 15.0
+    # Short, and with time: a moment in which others have the machine is then neither a hundredth nor the whole margin.
+    length, deadline_s, duration_s = 48, 4.0, 20.0
     async with session_of(server) as http:
         await ask(http, length, 1)
         began = time.perf_counter()
@@ -100,14 +101,8 @@ async def test_deadlines_are_kept_under_ten_times_the_load(server: ServerProcess
     accepted = sorted(seconds for status, seconds, _ in answers if status == 200)
     refused = sorted(seconds for status, seconds, _ in answers if status == 429)
     assert len(answers) > 4 * len(accepted) > 0
-    # Passes, told apart by what they took: a moment in which others have the machine makes one late, with all its jobs,
-    # and a hundredth of the few that are asked here would not allow for that. The simulator's test asks thousands.
-    late = {
-        headers["x-onepass-compute-ms"]: seconds
-        for status, seconds, headers in answers
-        if status == 200 and seconds > deadline_s
-    }
-    assert len(late) <= max(2, len(accepted) // 100), (len(accepted), late)
+    in_time = sum(seconds <= deadline_s for seconds in accepted) / len(accepted)
+    assert in_time >= 0.99, (in_time, accepted[-5:])
     # The client shares the machine's two cores with the engine: most of what it sees of a refusal is its own.
     assert refused[len(refused) // 2] < 0.05, refused[len(refused) // 2]
     # Work goes on at the rate that the server has without refusals.
