@@ -199,6 +199,19 @@ def test_leaving_finishes_what_runs_and_refuses_what_waits(base_env: dict[str, s
     assert all(error["code"] == "overloaded" and error["message"] for error in refused)
 
 
+def test_what_nobody_waits_for_any_more_does_not_hold_up_the_leaving(base_env: dict[str, str]) -> None:
+    server = start_server({**base_env, "ONEPASS_GRACE_S": "60"})
+    s = hang_up_after_sending(server, body_of(8000, 1))
+    try:
+        wait_until(lambda: metric(server, "onepass_jobs_in_engine") == 1)
+        server.process.send_signal(signal.SIGTERM)
+        s.close()
+        assert server.process.wait(15) == 0
+    finally:
+        s.close()
+        server.stop()
+
+
 def test_readiness_turns_at_once_and_a_second_signal_ends_at_once(base_env: dict[str, str]) -> None:
     server = start_server({**base_env, "ONEPASS_GRACE_S": "60"})
     s = hang_up_after_sending(server, body_of(8000, 1))
